@@ -95,8 +95,8 @@ struct NotDifferentiable {
 // By the decomposition: the rule of a composite is the rules of its parts.
 struct ByDecomposition {};
 
-// How autocast treats an op: PyTorch's lists.
-enum class Autocast { keep, lower, fp32, widest };
+// How autocast treats an op: PyTorch's lists. Some ops are on the fp32 list for CUDA and on none for a CPU.
+enum class Autocast { keep, lower, fp32, widest, fp32_on_cuda };
 
 struct Sample {
   std::string name;
