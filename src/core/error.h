@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace fulmen {
 
@@ -20,7 +21,13 @@ class TypeError : public Error {
 };
 // A right call that nobody in the executor list claims. NotImplementedError in Python.
 class UnsupportedError : public Error {
+ public:
   using Error::Error;
+  // What each executor answered, in list order; empty where nobody was asked.
+  struct Answer {
+    std::string executor, code, reason;
+  };
+  std::vector<Answer> refusals;
 };
 // A library or device call failed. RuntimeError in Python.
 class DeviceError : public Error {
