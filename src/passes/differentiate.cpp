@@ -40,7 +40,16 @@ class Differentiator {
       throw InternalError("internal: " + node.op->name + " has no gradient rule of its own and was not decomposed");
     }
     const GradientArgs args{node, node.inputs, node.outputs, output_grads, {need.get(), node.inputs.size()}};
+    const size_t before = out_.nodes.size();
     const std::vector<ValueId> grads = (*rule)(builder_, args);
+    // A claimed pair: the backward belongs to the executor that claimed the forward, by the same plan.
+    if (!node.executor.empty()) {
+      for (size_t i = before; i < out_.nodes.size(); ++i) {
+        if (!out_.nodes[i].op->name.ends_with("_backward")) continue;
+        out_.nodes[i].executor = node.executor;
+        out_.nodes[i].plan = node.plan;
+      }
+    }
     for (size_t i = 0; i < node.inputs.size() && i < grads.size(); ++i) {
       if (!need[i] || grads[i] == no_value) continue;
       const TensorType &wanted = out_.type(node.inputs[i]), &found = out_.type(grads[i]);

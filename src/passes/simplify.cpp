@@ -23,9 +23,11 @@ class Simplifier {
     const TensorType& in = out_.type(x);
     const TensorType& result = out_.type(node.outputs[0]);
     const Node* before = producer(x);
-    if (op == "convert" || op == "reshape" || op == "broadcast_to" || op == "sum_to") {
+    if (op == "convert" || op == "reshape" || op == "broadcast_to") {
       if (same_value_type(in, result)) return x;
     }
+    // Before layouts are chosen every value is contiguous in meaning; copies come back where a layout needs one.
+    if (op == "contiguous" && x != no_value) return x;
     if (op == "reshape" && before && before->op->name == "reshape") {
       node.inputs[0] = before->inputs[0];
       if (same_value_type(out_.type(node.inputs[0]), result)) return node.inputs[0];

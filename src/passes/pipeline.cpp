@@ -1,0 +1,121 @@
+#include "passes/pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+#include "ir/print.h"
+#include "ir/verify.h"
+#include "passes/alias_views.h"
+#include "passes/decompose.h"
+#include "passes/fuse.h"
+#include "passes/merge_equal_nodes.h"
+#include "passes/remove_dead_nodes.h"
+#include "passes/simplify.h"
+
+namespace fulmen {
+
+const std::vector<std::string>& optional_passes() {
+  static const std::vector<std::string> names = {"simplify", "merge_equal_nodes", "remove_dead_nodes", "claim_pairs", "fuse"};
+  return names;
+}
+
+Trace PassRunner::run(std::string_view name, const Trace& trace, const std::function<Trace(const Trace&)>& pass, bool optional) {
+  if (optional && std::find(skip_.begin(), skip_.end(), name) != skip_.end()) return trace;
+  const auto start = std::chrono::steady_clock::now();
+  Trace result = pass(trace);
+  const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  verify(result, name);
+  note(name, result, ms);
+  return result;
+}
+
+void PassRunner::note(std::string_view name, const Trace& trace, double ms) {
+  records_.push_back({std::string(name), ms, keep_texts_ ? to_string(trace) : std::string()});
+}
+
+namespace {
+
+Trace canonicalise(Trace trace, PassRunner& runner) {
+  trace = runner.run("simplify", trace, simplify);
+  trace = runner.run("merge_equal_nodes", trace, merge_equal_nodes);
+  return runner.run("remove_dead_nodes", trace, remove_dead_nodes);
+}
+
+bool has_own_gradient(const Trace&, const Node& node) {
+  return !node.executor.empty() || !std::holds_alternative<ByDecomposition>(op_of(node).gradient);
+}
+
+// The second half, the same for both directions: from a trace with nothing but forward semantics to claimed nodes.
+Trace lower(Trace trace, const PipelineOptions& options, std::string_view direction, PassRunner& runner, std::vector<NodeClaim>& claims) {
+  // Whole composites first: an executor that has a kernel for one should see it before it falls apart.
+  trace = runner.run("decompose", trace, [&](const Trace& t) {
+    return decompose(t, [&](const Trace& now, const Node& node) {
+      if (!node.executor.empty()) return true;
+      Call call = call_of(now, node);
+      call.deterministic = options.deterministic;
+      return claim_call(call, options.executors, options.target).winner != nullptr;
+    });
+  }, false);
+  trace = canonicalise(std::move(trace), runner);
+  // Views before fusion: a fusion reads its operands by their strides.
+  trace = runner.run("alias_views", trace, alias_views, false);
+  // Claims before fusion, so that an executor that stands earlier in the list keeps what it claims; fusion joins
+  // neighbours of one executor and claims the whole.
+  trace = runner.run("claim_nodes", trace, [&](const Trace& t) {
+    return claim_nodes(t, options.executors, options.target, options.deterministic, direction, &claims);
+  }, false);
+  trace = runner.run("fuse", trace, [&](const Trace& t) { return fuse(t, options.executors, options.target); });
+  return runner.run("remove_dead_nodes", trace, remove_dead_nodes);
+}
+
+}  // namespace
+
+PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& options, PassRunner& runner) {
+  PipelineResult result;
+  runner.note("acquire", acquired);
+  // Canonical form first: everything behind sees each computation once.
+  Trace trace = canonicalise(acquired, runner);
+  // Attention is claimed before differentiation, as a pair that keeps its own statistics.
+  trace = runner.run("claim_pairs", trace, [&](const Trace& t) {
+    return claim_pairs(t, options.executors, options.target, options.training, options.deterministic, &result.claims);
+  });
+  const bool wants_grad = options.training && std::any_of(trace.inputs.begin(), trace.inputs.end(), [&](ValueId id) {
+    return trace.type(id).requires_grad;
+  });
+  if (!wants_grad) {
+    result.output_count = static_cast<int>(trace.outputs.size());
+    result.forward = lower(std::move(trace), options, "forward", runner, result.claims);
+    return result;
+  }
+  // Composites without a gradient rule of their own are differentiated through their parts.
+  trace = runner.run("decompose_for_gradient", trace, [](const Trace& t) { return decompose(t, has_own_gradient); }, false);
+  JointTrace joint;
+  runner.run("differentiate", trace, [&](const Trace& t) {
+    joint = differentiate(t);
+    return joint.trace;
+  }, false);
+  // Jointly, so that what a gradient rule writes again is found in the forward. Composites that stay whole stay so until
+  // their direction is lowered; the others come apart here, or the cut could not choose among their parts.
+  joint.trace = runner.run("decompose", joint.trace, [&](const Trace& t) {
+    return decompose(t, [&](const Trace& now, const Node& node) {
+      return !node.executor.empty() || claim_call(call_of(now, node), options.executors, options.target).winner != nullptr;
+    });
+  }, false);
+  joint.trace = canonicalise(std::move(joint.trace), runner);
+  SplitTrace halves = split(joint);
+  verify(halves.forward, "split");
+  verify(halves.backward, "split");
+  runner.note("split: forward", halves.forward);
+  runner.note("split: backward", halves.backward);
+  result.output_count = halves.output_count;
+  result.saved_inputs = halves.saved_inputs;
+  result.grad_outputs = joint.grad_outputs;
+  result.inputs_with_grad = joint.inputs_with_grad;
+  result.saved_bytes = halves.saved_bytes;
+  result.forward = lower(std::move(halves.forward), options, "forward", runner, result.claims);
+  result.backward = lower(std::move(halves.backward), options, "backward", runner, result.claims);
+  return result;
+}
+
+}  // namespace fulmen
