@@ -1,0 +1,253 @@
+#include "compiled.h"
+
+#include <cstring>
+
+#include "core/error.h"
+#include "core/half.h"
+
+namespace fulmen::python {
+namespace {
+
+bool same_layout(const TensorView& view, const TensorType& type) {
+  for (int i = 0; i < view.rank; ++i)
+    if (view.shape[i] > 1 && view.strides[i] != type.strides[static_cast<size_t>(i)]) return false;
+  return true;
+}
+
+void check_type(const TensorView& view, const TensorType& type, const char* what, size_t index) {
+  bool same = view.dtype == type.dtype && view.rank == type.rank() && view.device == type.device;
+  for (int i = 0; same && i < view.rank; ++i) same = view.shape[i] == type.shape[static_cast<size_t>(i)];
+  if (same) return;
+  const std::string message = "compiled program: " + std::string(what) + " " + std::to_string(index) + " is " +
+                              to_string(view.type()) + " on " + to_string(view.device) + ", the program was compiled for " +
+                              to_string(type) + " on " + to_string(type.device);
+  if (view.dtype != type.dtype || view.device != type.device) throw TypeError(message);
+  throw ShapeError(message);
+}
+
+void store_number(double value, int64_t integer, DType dtype, void* to) {
+  switch (dtype) {
+    case DType::boolean:
+    case DType::u8: *static_cast<uint8_t*>(to) = static_cast<uint8_t>(integer); break;
+    case DType::i8: *static_cast<int8_t*>(to) = static_cast<int8_t>(integer); break;
+    case DType::i16: *static_cast<int16_t*>(to) = static_cast<int16_t>(integer); break;
+    case DType::i32: *static_cast<int32_t*>(to) = static_cast<int32_t>(integer); break;
+    case DType::i64: *static_cast<int64_t*>(to) = integer; break;
+    case DType::f16: *static_cast<f16*>(to) = f16(static_cast<float>(value)); break;
+    case DType::bf16: *static_cast<bf16*>(to) = bf16(static_cast<float>(value)); break;
+    case DType::f32: *static_cast<float*>(to) = static_cast<float>(value); break;
+    case DType::f64: *static_cast<double*>(to) = value; break;
+  }
+}
+
+// The framework that results belong to when no input tells: PyTorch if it is loaded, else NumPy.
+const Framework& default_framework() {
+  nb::dict modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
+  if (modules.contains("torch")) return framework_of(nb::object(nb::module_::import_("torch").attr("empty")(0)).ptr());
+  return framework_of(nb::object(nb::module_::import_("numpy").attr("empty")(0)).ptr());
+}
+
+}  // namespace
+
+std::span<PyObject* const> items_of(nb::handle sequence, const char* what) {
+  if (PyList_Check(sequence.ptr()) || PyTuple_Check(sequence.ptr()))
+    return {PySequence_Fast_ITEMS(sequence.ptr()), static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()))};
+  throw TypeError(std::string(what) + ": a list or tuple is needed, found " + Py_TYPE(sequence.ptr())->tp_name);
+}
+
+void Saved::release() {
+  host = PoolBuffer();
+  device = DeviceMemory();
+  inputs.clear();
+  released = true;
+}
+
+// The pointers of one run, with everything that must live until it ends.
+struct Compiled::Arguments {
+  TensorReader reader;
+  std::vector<const void*> pointers;
+  std::vector<PoolBuffer> copies;
+  std::vector<nb::object> objects;
+  std::vector<std::unique_ptr<uint64_t>> numbers;
+  const Framework* framework = nullptr;
+
+  void add(PyObject* object, const TensorType& type, const char* what, size_t index) {
+    if (PyFloat_Check(object) || PyLong_Check(object)) {
+      if (type.rank() != 0 || type.device.kind != DeviceKind::cpu)
+        throw TypeError("compiled program: " + std::string(what) + " " + std::to_string(index) + " is a number, the program was compiled for " + to_string(type));
+      const bool real = PyFloat_Check(object);
+      const double value = PyFloat_AsDouble(object);
+      const int64_t integer = real ? static_cast<int64_t>(value) : PyLong_AsLongLong(object);
+      if (PyErr_Occurred()) throw nb::python_error();
+      numbers.push_back(std::make_unique<uint64_t>(0));
+      store_number(value, integer, type.dtype, numbers.back().get());
+      pointers.push_back(numbers.back().get());
+      return;
+    }
+    const TensorView view = reader.read(object, what);
+    if (!framework) framework = &framework_of(object);
+    check_type(view, type, what, index);
+    if (same_layout(view, type)) {
+      pointers.push_back(view.data);
+    } else if (type.device.kind == DeviceKind::cpu) {
+      copies.emplace_back(static_cast<size_t>(span_elements(type.shape, type.strides)) * dtype_bytes(type.dtype));
+      copy_strided(view, copies.back().data(), type.strides.data());
+      pointers.push_back(copies.back().data());
+    } else {
+      if (!type.is_contiguous())
+        throw ShapeError("compiled program: " + std::string(what) + " " + std::to_string(index) + " has strides " +
+                         to_string(view.type().strides) + ", the program was compiled for " + to_string(type.strides));
+      objects.push_back(nb::borrow(object).attr("contiguous")());
+      pointers.push_back(reader.read(objects.back().ptr(), what).data);
+    }
+  }
+};
+
+Compiled::Compiled(std::shared_ptr<const CompiledTrace> trace, Target target) : trace_(std::move(trace)), target_(std::move(target)) {
+  const std::vector<TensorType>& outputs = trace_->forward.outputs();
+  for (size_t i = static_cast<size_t>(trace_->output_count); i < outputs.size(); ++i) {
+    saved_offsets_.push_back(saved_bytes_);
+    const size_t bytes = static_cast<size_t>(span_elements(outputs[i].shape, outputs[i].strides)) * dtype_bytes(outputs[i].dtype);
+    saved_bytes_ += (bytes + BufferPool::alignment - 1) / BufferPool::alignment * BufferPool::alignment;
+  }
+}
+
+void Compiled::run(const Program& program, const Framework& framework, const void* const* inputs, void* const* outputs,
+                   std::vector<double>* milliseconds) const {
+  const Device device{target_.kind, target_.device_index};
+  RunContext context;
+  context.device_index = device.index;
+  context.stream = current_stream(framework, device);
+  PoolBuffer host;
+  DeviceMemory memory;
+  void* arena = nullptr;
+  if (program.arena_bytes() > 0) {
+    if (device.kind == DeviceKind::cpu) {
+      host = PoolBuffer(program.arena_bytes());
+      arena = host.data();
+    } else {
+      memory = DeviceMemory(framework, device, program.arena_bytes());
+      arena = memory.data();
+    }
+  }
+  nb::gil_scoped_release unlocked;
+  program.run(context, inputs, outputs, arena, milliseconds);
+}
+
+Compiled::Results Compiled::run_forward(const Framework& framework, const void* const* inputs, std::span<PyObject* const> objects,
+                                        bool keep_inputs, std::vector<double>* milliseconds) const {
+  const Program& program = trace_->forward;
+  Results results;
+  void* fixed[16];
+  std::vector<void*> many;
+  const size_t total = program.outputs().size();
+  void** outputs = fixed;
+  if (total > 16) {
+    many.resize(total);
+    outputs = many.data();
+  }
+  const size_t count = static_cast<size_t>(trace_->output_count);
+  results.outputs.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const NewTensor made = make_tensor(framework, program.outputs()[i]);
+    results.outputs.push_back(nb::steal(made.object));
+    outputs[i] = made.data;
+  }
+  if (trace_->backward) {
+    results.saved = std::make_unique<Saved>();
+    results.saved->trace = trace_;
+    if (saved_bytes_ > 0) {
+      if (target_.kind == DeviceKind::cpu) results.saved->host = PoolBuffer(saved_bytes_);
+      else results.saved->device = DeviceMemory(framework, {target_.kind, target_.device_index}, saved_bytes_);
+    }
+    for (size_t i = count; i < total; ++i) outputs[i] = results.saved->data() + saved_offsets_[i - count];
+    if (keep_inputs)
+      for (int index : trace_->backward_saved_inputs) results.saved->inputs.push_back(nb::borrow(objects[static_cast<size_t>(index)]));
+  }
+  run(program, framework, inputs, outputs, milliseconds);
+  return results;
+}
+
+Compiled::Results Compiled::forward(std::span<PyObject* const> inputs, bool keep_inputs) const {
+  const std::vector<TensorType>& types = trace_->forward.inputs();
+  if (inputs.size() != types.size())
+    throw ShapeError("compiled program: " + std::to_string(inputs.size()) + " inputs given, the program takes " + std::to_string(types.size()));
+  Arguments arguments;
+  arguments.pointers.reserve(types.size());
+  for (size_t i = 0; i < types.size(); ++i) arguments.add(inputs[i], types[i], "input", i);
+  const Framework& framework = arguments.framework ? *arguments.framework : default_framework();
+  return run_forward(framework, arguments.pointers.data(), inputs, keep_inputs);
+}
+
+Compiled::Results Compiled::forward_unchecked(const Framework& framework, std::span<const TensorView> views,
+                                              std::span<PyObject* const> objects, bool keep_inputs) const {
+  const void* pointers[16];
+  FULMEN_CHECK(views.size() <= 16 && views.size() == trace_->forward.inputs().size());
+  for (size_t i = 0; i < views.size(); ++i) pointers[i] = views[i].data;
+  return run_forward(framework, pointers, objects, keep_inputs);
+}
+
+std::vector<nb::object> Compiled::backward(const Saved& saved, std::span<PyObject* const> output_grads,
+                                           std::span<PyObject* const> inputs) const {
+  if (!trace_->backward)
+    throw UnsupportedError("compiled program: backward was asked of a program compiled without training");
+  if (saved.released)
+    throw UnsupportedError("compiled program: backward ran already and its saved values were given back; ask for retain_graph=True to run it twice");
+  if (saved.trace != trace_) throw TypeError("compiled program: the saved values are of another program");
+  if (output_grads.size() != static_cast<size_t>(trace_->output_count))
+    throw ShapeError("compiled program: " + std::to_string(output_grads.size()) + " output gradients given, the program has " +
+                     std::to_string(trace_->output_count) + " outputs");
+  const Program& program = *trace_->backward;
+  const std::vector<TensorType>& types = program.inputs();
+  Arguments arguments;
+  arguments.pointers.reserve(types.size());
+  const auto saved_input_count = trace_->backward_saved_inputs.size();
+  if (saved.inputs.size() != saved_input_count && inputs.size() != saved_input_count)
+    throw ShapeError("compiled program: the backward reads " + std::to_string(saved_input_count) + " inputs of the forward, " +
+                     std::to_string(inputs.size()) + " given");
+  for (size_t i = 0; i < saved_input_count; ++i)
+    arguments.add(inputs.empty() ? saved.inputs[i].ptr() : inputs[i], types[i], "saved input", i);
+  for (size_t offset : saved_offsets_) arguments.pointers.push_back(saved.data() + offset);
+  for (int output : trace_->grad_outputs) {
+    const TensorType& type = types[arguments.pointers.size()];
+    PyObject* grad = output_grads[static_cast<size_t>(output)];
+    if (grad != Py_None) {
+      arguments.add(grad, type, "gradient of output", static_cast<size_t>(output));
+      continue;
+    }
+    if (type.device.kind != DeviceKind::cpu)
+      throw TypeError("compiled program: no gradient given for output " + std::to_string(output) + "; on a device it must be a tensor of zeros");
+    const size_t bytes = static_cast<size_t>(span_elements(type.shape, type.strides)) * dtype_bytes(type.dtype);
+    arguments.copies.emplace_back(bytes);
+    std::memset(arguments.copies.back().data(), 0, bytes);
+    arguments.pointers.push_back(arguments.copies.back().data());
+  }
+  const Framework& framework = arguments.framework ? *arguments.framework : default_framework();
+  std::vector<nb::object> results(trace_->forward.inputs().size());
+  for (nb::object& result : results) result = nb::none();
+  std::vector<void*> outputs;
+  outputs.reserve(program.outputs().size());
+  for (size_t i = 0; i < program.outputs().size(); ++i) {
+    const NewTensor made = make_tensor(framework, program.outputs()[i]);
+    results[static_cast<size_t>(trace_->inputs_with_grad[i])] = nb::steal(made.object);
+    outputs.push_back(made.data);
+  }
+  run(program, framework, arguments.pointers.data(), outputs.data());
+  return results;
+}
+
+std::vector<std::tuple<std::string, std::string, double>> Compiled::profile_forward(std::span<PyObject* const> inputs) const {
+  const std::vector<TensorType>& types = trace_->forward.inputs();
+  Arguments arguments;
+  for (size_t i = 0; i < types.size() && i < inputs.size(); ++i) arguments.add(inputs[i], types[i], "input", i);
+  std::vector<double> milliseconds;
+  const Framework& framework = arguments.framework ? *arguments.framework : default_framework();
+  run_forward(framework, arguments.pointers.data(), inputs, false, &milliseconds);
+  std::vector<std::tuple<std::string, std::string, double>> rows;
+  const auto& instructions = trace_->forward.instructions();
+  for (size_t i = 0; i < instructions.size() && i < milliseconds.size(); ++i)
+    rows.emplace_back(instructions[i].executor, instructions[i].text, milliseconds[i]);
+  return rows;
+}
+
+}  // namespace fulmen::python

@@ -1,0 +1,75 @@
+// A compiled trace as Python holds it: runs forward and backward on tensors of any DLPack framework. Guards (dtype,
+// shape, device) are checked on every call; a tensor laid out in another way than the program expects is copied.
+// Compiling is in compile.cpp, attention's own fast entry in sdpa.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dlpack.h"
+#include "driver/compile.h"
+
+namespace fulmen::python {
+
+namespace nb = nanobind;
+
+// What a forward leaves for its backward: saved values in one block, and the inputs that the backward reads.
+struct Saved {
+  std::shared_ptr<const CompiledTrace> trace;
+  PoolBuffer host;
+  DeviceMemory device;
+  std::vector<nb::object> inputs;  // in the order of backward_saved_inputs; empty if the caller keeps them
+  bool released = false;
+
+  char* data() const { return static_cast<char*>(host.data() ? host.data() : device.data()); }
+  void release();  // gives the memory back; a later backward is an error
+};
+
+class Compiled {
+ public:
+  struct Results {
+    std::vector<nb::object> outputs;
+    std::unique_ptr<Saved> saved;  // only of a training program
+  };
+
+  Compiled(std::shared_ptr<const CompiledTrace> trace, Target target);
+
+  const CompiledTrace& trace() const { return *trace_; }
+  const Target& target() const { return target_; }
+  size_t saved_buffer_bytes() const { return saved_bytes_; }
+
+  // `inputs` are tensors, or Python numbers where the program takes a 0-dim value.
+  Results forward(std::span<PyObject* const> inputs, bool keep_inputs) const;
+
+  // For callers that know that the views fit: no guard is checked.
+  Results forward_unchecked(const Framework& framework, std::span<const TensorView> views, std::span<PyObject* const> objects,
+                            bool keep_inputs) const;
+
+  // `output_grads` has one entry for each output of the trace, None where no gradient arrives. `inputs` are those of
+  // backward_saved_inputs where the forward was told not to keep them. The result has one entry a trace input.
+  std::vector<nb::object> backward(const Saved& saved, std::span<PyObject* const> output_grads,
+                                   std::span<PyObject* const> inputs) const;
+
+  // Time of each instruction in ms of one more run: (executor, text, ms).
+  std::vector<std::tuple<std::string, std::string, double>> profile_forward(std::span<PyObject* const> inputs) const;
+
+ private:
+  struct Arguments;
+  void run(const Program& program, const Framework& framework, const void* const* inputs, void* const* outputs,
+           std::vector<double>* milliseconds = nullptr) const;
+  Results run_forward(const Framework& framework, const void* const* inputs, std::span<PyObject* const> objects,
+                      bool keep_inputs, std::vector<double>* milliseconds = nullptr) const;
+
+  std::shared_ptr<const CompiledTrace> trace_;
+  Target target_;
+  std::vector<size_t> saved_offsets_;
+  size_t saved_bytes_ = 0;
+};
+
+// The items of a Python list or tuple; TypeError that names `what` for anything else.
+std::span<PyObject* const> items_of(nb::handle sequence, const char* what);
+
+}  // namespace fulmen::python

@@ -1,0 +1,74 @@
+// Executors and targets as Python sees them.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "claiming/targets.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "executors/default_list.h"
+
+namespace fulmen::python {
+
+const ExecutorList& default_list() {
+  static const ExecutorList* list = new ExecutorList(default_executors());
+  return *list;
+}
+
+ExecutorList executors_of(nb::handle executors) {
+  if (executors.is_none()) return default_list();
+  ExecutorList list;
+  for (nb::handle item : executors) {
+    if (!nb::isinstance<ExecutorHandle>(item))
+      throw TypeError(std::string("executors: an Executor is needed, found ") + Py_TYPE(item.ptr())->tp_name);
+    list.push_back(nb::cast<ExecutorHandle&>(item).executor);
+  }
+  return list;
+}
+
+Target target_of(nb::handle target, Device device) {
+  if (target.is_none()) {
+    if (device.kind == DeviceKind::cuda) return find_target("cuda:" + std::to_string(device.index));
+    return cpu_target();
+  }
+  if (nb::isinstance<nb::str>(target)) return find_target(nb::cast<std::string>(target));
+  if (nb::isinstance<Target>(target)) return nb::cast<Target&>(target);
+  throw TypeError(std::string("target: a name or a Target is needed, found ") + Py_TYPE(target.ptr())->tp_name);
+}
+
+void bind_executors(nb::module_& m) {
+  nb::class_<ExecutorHandle>(m, "Executor", "Something that runs ops on a target")
+      .def_prop_ro("name", [](const ExecutorHandle& h) { return std::string(h.executor->name()); })
+      .def_prop_ro("doc", [](const ExecutorHandle& h) { return std::string(h.executor->doc()); })
+      .def_prop_ro("version", [](const ExecutorHandle& h) { return h.executor->version(); })
+      .def_prop_ro("unavailable_reason", [](const ExecutorHandle& h) { return h.executor->unavailable_reason(); })
+      .def_prop_ro("available", [](const ExecutorHandle& h) { return h.executor->unavailable_reason().empty(); })
+      .def("__repr__", [](const ExecutorHandle& h) {
+        const std::string reason = h.executor->unavailable_reason();
+        return "<fulmen executor " + std::string(h.executor->name()) + (reason.empty() ? ">" : ": not available, " + reason + ">");
+      });
+  m.def("default_executors", [] {
+    std::vector<ExecutorHandle> handles;
+    for (const auto& executor : default_list()) handles.push_back({executor});
+    return handles;
+  });
+
+  nb::class_<Target>(m, "Target", "What code is compiled for")
+      .def_ro("name", &Target::name)
+      .def_prop_ro("kind", [](const Target& t) { return t.kind == DeviceKind::cuda ? "cuda" : "cpu"; })
+      .def_ro("described", &Target::described)
+      .def_ro("derived", &Target::derived)
+      .def_ro("compute_capability", &Target::compute_capability)
+      .def_ro("description", &Target::description)
+      .def_prop_ro("device_name", [](const Target& t) { return device_name(t); })
+      .def("__repr__", [](const Target& t) { return "<fulmen target " + t.name + ">"; });
+  m.def("known_targets", known_targets);
+  m.def("find_target", [](const std::string& name) { return find_target(name); });
+  m.def("save_target", [](const Target& target, const std::string& path) { save_target(target, path); });
+
+  m.def("thread_count", thread_count);
+  m.def("thread_backend", thread_backend);
+  m.def("rescan_openmp_runtime", rescan_openmp_runtime);
+}
+
+}  // namespace fulmen::python

@@ -1,0 +1,16 @@
+// The extension module `fulmen._core`.
+#include "bindings.h"
+
+namespace fulmen {
+void bind_tracing(nanobind::module_& m);
+}
+
+NB_MODULE(_core, m) {
+  m.doc() = "Fulmen's C++ core; use the package fulmen";
+  fulmen::python::bind_errors(m);
+  fulmen::python::bind_types(m);
+  fulmen::python::bind_executors(m);
+  fulmen::python::bind_claims(m);
+  fulmen::python::bind_compile(m);
+  fulmen::bind_tracing(m);
+}
