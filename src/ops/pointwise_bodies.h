@@ -167,6 +167,12 @@ struct FloorDivide {
     }
   }
 };
+// Toward zero. For integers the caller keeps b from being 0.
+struct TruncDivide {
+  template <class T> static T apply(T a, T b) {
+    if constexpr (is_int<T>) return b == -1 ? Neg::apply(a) : a / b; else return trunc(a / b);
+  }
+};
 // The sign of the divisor, as Python's %. For integers the caller keeps b from being 0.
 struct Remainder {
   template <class T> static T apply(T a, T b) {
@@ -321,6 +327,7 @@ enum class Kind {
   M(mul, Mul, 2, number, "")                                   \
   M(div, Div, 2, floating, "")                                 \
   M(floor_divide, FloorDivide, 2, number, "")                  \
+  M(trunc_divide, TruncDivide, 2, number, "")                  \
   M(remainder, Remainder, 2, number, "")                       \
   M(fmod, Fmod, 2, number, "")                                 \
   M(pow, Pow, 2, number, "")                                   \

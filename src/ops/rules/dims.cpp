@@ -67,36 +67,6 @@ std::string operand_name(const OpDef& op, size_t i) {
   return i <= last ? op.operands[i].name : "operand " + std::to_string(i);
 }
 
-Device device_of(const CallTypes& call) {
-  const TensorType* chosen = nullptr;
-  size_t chosen_at = 0;
-  for (size_t i = 0; i < call.inputs.size(); ++i) {
-    if (!call.has(i)) continue;
-    const TensorType& type = call[i];
-    const bool travels = type.is_number || (type.rank() == 0 && type.device.kind == DeviceKind::cpu);
-    if (!chosen) {
-      chosen = &type;
-      chosen_at = i;
-      continue;
-    }
-    const bool chosen_travels = chosen->is_number || (chosen->rank() == 0 && chosen->device.kind == DeviceKind::cpu);
-    if (type.device == chosen->device || travels) continue;
-    if (chosen_travels) {
-      chosen = &type;
-      chosen_at = i;
-      continue;
-    }
-    call.type_error(operand_name(call.op, i) + " is on " + to_string(type.device) + ", " +
-                    operand_name(call.op, chosen_at) + " on " + to_string(chosen->device) +
-                    "; all operands must be on one device");
-  }
-  return chosen ? chosen->device : Device{};
-}
-
-TensorType result_type(const CallTypes& call, DType dtype, Dims shape) {
-  return contiguous_type(dtype, std::move(shape), device_of(call));
-}
-
 void need_integer(const CallTypes& call, size_t i) {
   if (!is_integer(call[i].dtype))
     call.type_error(operand_name(call.op, i) + " is " + std::string(dtype_name(call[i].dtype)) + ", needed an integer dtype");

@@ -28,11 +28,11 @@ Dims broadcast_some(const CallTypes& call, std::initializer_list<size_t> operand
 // Name of operand i for messages; of a variadic operand with its position ("tensors[2]").
 std::string operand_name(const OpDef& op, size_t i);
 
-// The device of a call: that of its first operand that isn't a 0-dim CPU tensor. TypeError if two operands lie on different devices.
-Device device_of(const CallTypes& call);
+// A contiguous result; the builder puts it on the call's device.
+inline TensorType result_type(DType dtype, Dims shape) { return contiguous_type(dtype, std::move(shape)); }
 
-// A contiguous result on the call's device.
-TensorType result_type(const CallTypes& call, DType dtype, Dims shape);
+// The dtype of arithmetic in floats: the promoted one if that is a float, else the default float f32.
+inline DType float_result(DType promoted) { return is_float(promoted) ? promoted : DType::f32; }
 
 // TypeErrors: "relu_grad: index is f32, needed an integer dtype".
 void need_integer(const CallTypes& call, size_t i);
