@@ -136,6 +136,13 @@ ValueId Builder::full(const Dims& shape, double value, DType dtype) {
   return emit1("full", {}, {{"shape", shape}, {"value", value}, {"dtype", dtype}});
 }
 
+ValueId Builder::zeros_like(ValueId x) {
+  const TensorType like = type(x);
+  Attributes attrs = {{"shape", like.shape}, {"value", 0.0}, {"dtype", like.dtype}};
+  if (like.device.kind != DeviceKind::cpu) attrs.set("device", to_string(like.device));
+  return emit1("full", {}, std::move(attrs));
+}
+
 namespace {
 DType number_dtype(const TensorType& type) { return is_float(type.dtype) ? type.dtype : DType::f32; }
 }  // namespace

@@ -27,7 +27,7 @@ class Builder {
   // A value with one number, broadcast where it is used. `full` has a shape.
   ValueId full(const Dims& shape, double value, DType dtype);
   ValueId number(double value, DType dtype) { return full({}, value, dtype); }
-  ValueId zeros_like(ValueId x) { return full(type(x).shape, 0.0, type(x).dtype); }
+  ValueId zeros_like(ValueId x);  // on x's device
 
   ValueId add(ValueId a, ValueId b) { return emit1("add", {a, b}); }
   ValueId sub(ValueId a, ValueId b) { return emit1("sub", {a, b}); }

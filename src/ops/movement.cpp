@@ -185,7 +185,7 @@ OpDef slice() {
         const TensorType type = b.type(args.inputs[0]);
         const SliceRange range = slice_range(args.node.attrs, type.shape);
         if (range.step != 1)
-          return b.emit1("slice_scatter", {b.full(type.shape, 0.0, type.dtype), dy}, args.node.attrs);
+          return b.emit1("slice_scatter", {b.zeros_like(args.inputs[0]), dy}, args.node.attrs);
         Dims pads(type.shape.size() * 2, 0);
         const auto at = static_cast<size_t>(range.dim) * 2;
         pads[at] = range.begin;

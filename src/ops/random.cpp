@@ -165,7 +165,7 @@ OpDef dropout() {
         const DType dtype = b.type(x).dtype;
         const Dims shape = b.type(x).shape;
         const double p = node.attrs.get_float("p");
-        if (p >= 1.0) return {b.full(shape, 0.0, dtype)};
+        if (p >= 1.0) return {b.zeros_like(x)};
         const ValueId mask =
             b.emit1("dropout_mask", {node.inputs[1]}, {{"shape", shape}, {"p", p}, {"offset", node.attrs.get_int("offset")}});
         return {b.where(mask, b.mul(x, 1.0 / (1.0 - p)), b.number(0.0, dtype))};
