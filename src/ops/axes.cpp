@@ -65,10 +65,23 @@ void need_rank(const CallTypes& call, size_t operand, int least, int most) {
   call.shape_error(call.op.operands[operand].name + " has " + std::to_string(rank) + " dims, needed " + needed);
 }
 
-ValueId count_along(Builder& b, const Dims& shape, int64_t dim, ValueId like) {
-  const ValueId id = b.emit1("iota", {}, {{"shape", shape}, {"dim", dim}, {"dtype", DType::i64}});
-  b.trace().value(id).type.device = b.type(like).device;
-  return id;
+ValueId count_along(Builder& b, int64_t size, int64_t rank, int64_t dim, ValueId like) {
+  const ValueId line = b.emit1("arange", {}, {{"start", int64_t{0}}, {"end", size}, {"device", to_string(b.type(like).device)}});
+  Dims shape(static_cast<size_t>(rank), 1);
+  shape[static_cast<size_t>(dim)] = size;
+  return b.reshape(line, shape);
+}
+
+ValueId full_on(Builder& b, const Dims& shape, double value, DType dtype, ValueId like) {
+  return b.emit1("full", {}, {{"shape", shape}, {"value", value}, {"dtype", dtype}, {"device", to_string(b.type(like).device)}});
+}
+
+ValueId scaled(Builder& b, ValueId x, double number) {
+  const DType dtype = b.type(x).dtype;
+  if (number == 1.0) return x;
+  const ValueId factor = b.number(number, is_half(dtype) || !is_float(dtype) ? DType::f32 : dtype);
+  b.trace().value(factor).type.is_number = true;
+  return b.mul(x, factor);
 }
 
 std::optional<DType> dtype_attribute(const Attributes& attrs, std::string_view name) {

@@ -29,8 +29,14 @@ void need_rank(const CallTypes& call, size_t operand, int least, int most);
 // dtype_name as a string, for messages.
 std::string text_of(DType dtype);
 
-// An i64 value of `shape` that counts along `dim`, on the device of `like`.
-ValueId count_along(Builder& b, const Dims& shape, int64_t dim, ValueId like);
+// 0, 1, ..., size - 1 in i64 along `dim` of a value of `rank` dims, the others of size 1; on the device of `like`.
+ValueId count_along(Builder& b, int64_t size, int64_t rank, int64_t dim, ValueId like);
+
+// A full tensor on the device of `like`. For one number, Builder::number is enough: it goes with any device.
+ValueId full_on(Builder& b, const Dims& shape, double value, DType dtype, ValueId like);
+
+// x times a number that isn't rounded to x's dtype, as PyTorch does with Python numbers.
+ValueId scaled(Builder& b, ValueId x, double number);
 
 // The attribute as a dtype, or nothing if it is none.
 std::optional<DType> dtype_attribute(const Attributes& attrs, std::string_view name);

@@ -120,11 +120,7 @@ Term without_repeats(Builder& b, Term term) {
     const size_t j = term.letters.find(term.letters[i], i + 1);
     if (j == std::string::npos) continue;
     const TensorType type = b.type(term.value);
-    const auto line = [&](size_t dim) {
-      Dims shape(type.shape.size(), 1);
-      shape[dim] = type.shape[dim];
-      return count_along(b, shape, static_cast<int64_t>(dim), term.value);
-    };
+    const auto line = [&](size_t dim) { return count_along(b, type.shape[dim], type.rank(), static_cast<int64_t>(dim), term.value); };
     const ValueId same = b.emit1("eq", {line(i), line(j)});
     const ValueId diagonal = b.where(same, term.value, b.number(0.0, type.dtype));
     term.value = b.convert(b.sum(diagonal, {static_cast<int64_t>(j)}, false), type.dtype);

@@ -265,9 +265,9 @@ struct ProductRule {
 std::vector<ValueId> scaled_sum(Builder& b, const Node& node) {
   const double beta = node.attrs.get_float("beta"), alpha = node.attrs.get_float("alpha");
   ValueId product = b.matmul(node.inputs[1], node.inputs[2]);
-  if (alpha != 1.0) product = b.mul(product, alpha);
+  product = scaled(b, product, alpha);
   if (beta == 0.0) return {product};
-  return {b.add(beta == 1.0 ? node.inputs[0] : b.mul(node.inputs[0], beta), product)};
+  return {b.add(scaled(b, node.inputs[0], beta), product)};
 }
 
 std::vector<ValueId> scaled_sum_gradient(Builder& b, const GradientArgs& args) {
@@ -276,11 +276,10 @@ std::vector<ValueId> scaled_sum_gradient(Builder& b, const GradientArgs& args) {
   std::vector<ValueId> grads{no_value, no_value, no_value};
   if (args.need[0]) {
     const TensorType type = b.type(args.inputs[0]);
-    const ValueId sum = b.sum_to(grad, type.shape, type.dtype);
-    grads[0] = beta == 1.0 ? sum : b.mul(sum, beta);
+    grads[0] = scaled(b, b.sum_to(grad, type.shape, type.dtype), beta);
   }
-  const ValueId scaled = alpha == 1.0 || !(args.need[1] || args.need[2]) ? grad : b.mul(grad, alpha);
-  const auto products = product_gradients(b, args.inputs[1], args.inputs[2], scaled, args.need[1], args.need[2]);
+  const ValueId weighted = args.need[1] || args.need[2] ? scaled(b, grad, alpha) : grad;
+  const auto products = product_gradients(b, args.inputs[1], args.inputs[2], weighted, args.need[1], args.need[2]);
   grads[1] = products[0];
   grads[2] = products[1];
   return grads;

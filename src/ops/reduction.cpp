@@ -108,7 +108,7 @@ std::vector<AttrDef> accumulating_attributes() {
 ValueId spread(Builder& b, const GradientArgs& args, double factor) {
   const TensorType& x = b.type(args.inputs[0]);
   ValueId grad = keep_reduced(b, args.output_grads[0], x.shape, args.node.attrs.get_dims("dims"));
-  if (factor != 1.0) grad = b.mul(grad, factor);
+  grad = scaled(b, grad, factor);
   return b.expand(b.convert(grad, x.dtype), x.shape);
 }
 

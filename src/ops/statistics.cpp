@@ -134,7 +134,7 @@ ValueId divide_or_zero(Builder& b, ValueId value, ValueId at) {
 ValueId vector_norm_gradient(Builder& b, ValueId x, ValueId norm, ValueId grad, double order, const Dims& dims) {
   const DType dtype = b.type(x).dtype;
   const Dims shape = b.type(x).shape;
-  if (order == 0.0) return b.zeros_like(x);
+  if (order == 0.0) return full_on(b, shape, 0.0, dtype, x);
   if (order == 2.0) return b.mul(x, divide_or_zero(b, grad, norm));
   const ValueId sign = b.emit1("sign", {x});
   if (order == 1.0) return b.mul(sign, grad);
