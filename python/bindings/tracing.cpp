@@ -157,6 +157,11 @@ void bind_tracing(nb::module_& m) {
             recorder.set_autocast(dtype ? std::optional(dtype_of(*dtype)) : std::nullopt);
           },
           nb::arg("dtype").none())
+      .def_prop_ro("autocast",
+                   [](const Recorder& recorder) -> std::optional<std::string> {
+                     if (!recorder.autocast()) return std::nullopt;
+                     return std::string(dtype_name(*recorder.autocast()));
+                   })
       .def_prop_rw("grad_enabled", &Recorder::grad_enabled, &Recorder::set_grad_enabled)
       .def("detach", &Recorder::detach, nb::arg("id"))
       .def("seed", &Recorder::seed)

@@ -1,5 +1,6 @@
 #include "tracing/recorder.h"
 
+#include "core/philox.h"
 #include "ir/verify.h"
 #include "ops/table.h"
 
@@ -118,9 +119,8 @@ ValueId Recorder::seed() {
 }
 
 int64_t Recorder::next_offset(int64_t count) {
-  // Philox makes four numbers a counter step; offsets are in steps.
   const int64_t offset = offset_;
-  offset_ += (count + 3) / 4;
+  offset_ += static_cast<int64_t>(philox_draws(static_cast<uint64_t>(count)));
   return offset;
 }
 
