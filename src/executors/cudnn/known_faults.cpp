@@ -1,0 +1,42 @@
+#include "executors/cudnn/known_faults.h"
+
+namespace fulmen::cudnn {
+
+namespace {
+
+constexpr int newest = 99999;
+
+constexpr KnownFault table[] = {
+    {"f32-bias-gradient", 90000, newest, 0, Cure::refuse, "the gradient of an f32 mask beside 16-bit inputs has NaN",
+     "https://github.com/jax-ml/jax/issues/32242",
+     [](const Problem& p) { return p.bias_gradient && p.bias->dtype != p.query.dtype; }},
+    {"long-keys-not-causal", 91300, 91400, 0, Cure::refuse, "bad access with key_len above 1024, not causal",
+     "https://github.com/NVIDIA/TransformerEngine/issues/2344",
+     [](const Problem& p) { return !p.causal && p.key_len() > 1024; }},
+    {"masked-half-tile", 90000, newest, 90, Cure::pass_lengths,
+     "the second half of the last key tile isn't closed in the backward with a mask",
+     "https://github.com/pytorch/pytorch/issues/196678",
+     [](const Problem& p) { return p.training && p.bias && p.key_len() % 128 != 0; }},
+    {"open-query-tile", 90000, newest, 90, Cure::pass_lengths,
+     "the rest of the last query tile isn't closed in the backward",
+     "https://github.com/NVIDIA/cudnn-frontend/issues/1072",
+     [](const Problem& p) { return p.training && p.query_len() % 64 != 0; }},
+    {"open-tail", 90000, newest, 0, Cure::pass_lengths, "the tail of the last tile isn't closed in the backward",
+     "https://github.com/NVIDIA/cudnn-frontend/issues/160",
+     [](const Problem& p) { return p.training && (p.key_len() % 128 != 0 || p.query_len() % 128 != 0); }},
+};
+
+}  // namespace
+
+std::span<const KnownFault> known_faults() { return table; }
+
+const KnownFault* find_fault(const Problem& problem, int version, int compute_capability) {
+  for (const KnownFault& fault : table) {
+    if (version < fault.first_version || version > fault.last_version) continue;
+    if (fault.compute_capability != 0 && fault.compute_capability != compute_capability) continue;
+    if (fault.hits(problem)) return &fault;
+  }
+  return nullptr;
+}
+
+}  // namespace fulmen::cudnn

@@ -1,0 +1,35 @@
+#include "executors/cudnn/options.h"
+
+#include <cstdlib>
+#include <string_view>
+
+namespace fulmen::cudnn {
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+}  // namespace
+
+Options options_from_environment() {
+  Options options;
+  options.library = variable("FULMEN_CUDNN_LIBRARY");
+  options.cache_folder = variable("FULMEN_CACHE_DIR");
+  if (options.cache_folder.empty()) {
+    const std::string cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
+    if (!cache.empty())
+      options.cache_folder = cache + "/fulmen";
+    else if (!home.empty())
+      options.cache_folder = home + "/.cache/fulmen";
+    else
+      options.plan_store = false;
+  }
+  if (variable("FULMEN_PLAN_STORE") == "0") options.plan_store = false;
+  options.fault = variable("FULMEN_CUDNN_FAULT");
+  return options;
+}
+
+}  // namespace fulmen::cudnn
