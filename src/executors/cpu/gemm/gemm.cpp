@@ -1,0 +1,361 @@
+// Runs a GemmPlan: splits C into blocks, packs what they need, and hands packed panels to the kernels. Blocks are taken
+// from a counter, so a thread that is slowed down by others takes fewer.
+#include "executors/cpu/gemm/gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "core/parallel.h"
+#include "executors/cpu/gemm/gemm_plan.h"
+#include "executors/cpu/gemm/thread_scratch.h"
+
+namespace fulmen::cpu {
+namespace {
+
+using State = GemmPlan::State;
+
+// Below this many multiply-adds (bytes of B, where it is read once) a second thread costs more than it brings.
+constexpr double work_per_thread = 5e5;
+constexpr double bytes_per_thread = 128 << 10;
+constexpr int64_t own_b_bytes = 64 << 10;  // panels of B that a task packs at a time
+
+struct Operands {
+  const void* a;
+  const void* b;
+  const void* packed_b;  // all panels of B, or null
+  void* c;
+  const void* bias;
+  const void* residual;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t step) { return ceil_div(a, step) * step; }
+
+const void* advance(const void* p, DType dtype, int64_t elements) {
+  return p ? static_cast<const char*>(p) + elements * static_cast<int64_t>(dtype_bytes(dtype)) : nullptr;
+}
+void* advance(void* p, DType dtype, int64_t elements) {
+  return static_cast<char*>(p) + elements * static_cast<int64_t>(dtype_bytes(dtype));
+}
+
+// Element offset of a layout's matrix number `index`.
+int64_t batch_offset(const State& s, const MatrixLayout& layout, int64_t index) {
+  int64_t offset = 0;
+  for (int d = s.batch_dims - 1; d >= 0; --d) {
+    const size_t i = static_cast<size_t>(d);
+    offset += index % s.batch_sizes[i] * layout.batch_strides[i];
+    index /= s.batch_sizes[i];
+  }
+  return offset;
+}
+
+Operands matrix_of_batch(const State& s, const Operands& all, int64_t index) {
+  if (s.batch_count == 1) return all;
+  Operands one = all;
+  one.a = advance(all.a, s.a.dtype, batch_offset(s, s.a, index));
+  one.b = advance(all.b, s.b.dtype, batch_offset(s, s.b, index));
+  one.c = advance(all.c, s.c.dtype, batch_offset(s, s.c, index));
+  one.residual = advance(all.residual, s.residual.dtype, batch_offset(s, s.residual, index));
+  return one;
+}
+
+// C from (row, column) on, as a matrix of its own.
+TileOutput output_at(const State& s, const Operands& matrix, int64_t row, int64_t column) {
+  TileOutput out{};
+  out.c = advance(matrix.c, s.c.dtype, row * s.c.row_stride + column * s.c.column_stride);
+  out.c_dtype = s.c.dtype;
+  out.c_row_stride = s.c.row_stride, out.c_column_stride = s.c.column_stride;
+  if (s.has_bias)
+    out.bias = advance(matrix.bias, s.bias_dtype, row * s.bias_row_stride + column * s.bias_column_stride);
+  out.bias_dtype = s.bias_dtype;
+  out.bias_row_stride = s.bias_row_stride, out.bias_column_stride = s.bias_column_stride;
+  if (s.has_residual)
+    out.residual = advance(matrix.residual, s.residual.dtype,
+                           row * s.residual.row_stride + column * s.residual.column_stride);
+  out.residual_dtype = s.residual.dtype;
+  out.residual_row_stride = s.residual.row_stride, out.residual_column_stride = s.residual.column_stride;
+  out.alpha = s.alpha, out.residual_scale = s.residual_scale;
+  out.activation = s.activation;
+  out.accumulate = s.accumulate;
+  out.first_part = out.last_part = true;
+  return out;
+}
+
+// A's rows from `row` and B's columns from `column` on, from element `k0` along the sum.
+PackSource rows_of_a(const State& s, const Operands& matrix, int64_t row, int64_t k0) {
+  return {advance(matrix.a, s.a.dtype, row * s.a.row_stride + k0 * s.a.column_stride), s.a.dtype, s.compute,
+          s.a.row_stride, s.a.column_stride};
+}
+PackSource columns_of_b(const State& s, const Operands& matrix, int64_t column, int64_t k0) {
+  return {advance(matrix.b, s.b.dtype, column * s.b.column_stride + k0 * s.b.row_stride), s.b.dtype, s.compute,
+          s.b.column_stride, s.b.row_stride};
+}
+
+// How a run is cut: blocks of `rows` x `columns` of C.
+struct Blocks {
+  int64_t rows, columns;
+  int64_t down, across;
+  int64_t count() const { return down * across; }
+};
+
+// Few big blocks would leave threads idle at the end; small ones pack A more often.
+Blocks cut_blocks(const State& s, int64_t columns, int64_t matrices, int threads) {
+  const int64_t mr = s.kernels->mr, nr = s.kernels->nr;
+  Blocks cut{std::min(s.block_rows, round_up(s.m, mr)), round_up(columns, nr), 0, 0};
+  const int64_t wanted = threads > 1 ? 4 * threads : 1;
+  const int64_t least_rows = round_up(96, mr), least_columns = round_up(128, nr);
+  const auto count = [&] { return ceil_div(s.m, cut.rows) * ceil_div(columns, cut.columns) * matrices; };
+  while (count() < wanted) {
+    if (cut.rows / 2 >= least_rows)
+      cut.rows = round_up(cut.rows / 2, mr);
+    else if (cut.columns / 2 >= least_columns)
+      cut.columns = round_up(cut.columns / 2, nr);
+    else
+      break;
+  }
+  cut.down = ceil_div(s.m, cut.rows);
+  cut.across = ceil_div(columns, cut.columns);
+  return cut;
+}
+
+// Scratch of one thread: a packed block of A, panels of B, sums, and the parts of long sums.
+struct BlockScratch {
+  char* a;
+  char* b;
+  float* sums;
+  float* partial;
+  // Which rows of A are packed: those of a whole sum can be used again.
+  const void* packed_rows = nullptr;
+  int64_t packed_row_count = 0;
+
+  BlockScratch(const State& s, const Blocks& cut) {
+    const BlockKernels& kernels = *s.kernels;
+    const int64_t part = round_up(std::min(s.k_part, std::max<int64_t>(s.k, 1)), kernels.k_step);
+    const int64_t rows = round_up(cut.rows, kernels.mr);
+    const size_t a_bytes = static_cast<size_t>(rows * part * kernels.element_bytes + 64);
+    const size_t b_bytes = s.mode == GemmMode::own_b ? static_cast<size_t>(own_columns(s, cut) / kernels.nr * kernels.nr * part * kernels.element_bytes) : 0;
+    const size_t sum_bytes = static_cast<size_t>(rows * kernels.nr) * sizeof(float);
+    const size_t partial_bytes = s.k > s.k_part ? static_cast<size_t>(rows * cut.columns) * sizeof(float) : 0;
+    const auto aligned = [](size_t bytes) { return (bytes + 127) / 64 * 64; };
+    a = thread_scratch(aligned(a_bytes) + aligned(b_bytes) + aligned(sum_bytes) + aligned(partial_bytes));
+    b = a + aligned(a_bytes);
+    sums = reinterpret_cast<float*>(b + aligned(b_bytes));
+    partial = reinterpret_cast<float*>(b + aligned(b_bytes) + aligned(sum_bytes));
+  }
+
+  // Columns of B packed at a time when a task packs its own.
+  static int64_t own_columns(const State& s, const Blocks& cut) {
+    const int64_t nr = s.kernels->nr;
+    const int64_t part = round_up(std::max<int64_t>(s.k_part, 1), s.kernels->k_step);
+    const int64_t panels = std::max<int64_t>(1, own_b_bytes / (nr * part * s.kernels->element_bytes));
+    return std::min(panels * nr, cut.columns);
+  }
+};
+
+// Rows [row, row + rows) and columns [column, column + columns) of one matrix. `shared_b` holds whole panels of B from
+// this column on, or is null.
+void compute_block(const State& s, const Operands& matrix, const Blocks& cut, int64_t row, int64_t rows, int64_t column,
+                   int64_t columns, const char* shared_b, BlockScratch& scratch) {
+  const BlockKernels& kernels = *s.kernels;
+  TileOutput out = output_at(s, matrix, row, column);
+  const bool in_parts = s.k > s.k_part;
+  if (in_parts) {
+    out.partial = scratch.partial;
+    out.partial_row_stride = cut.columns;
+  }
+  int64_t k0 = 0;
+  do {
+    const int64_t k = std::min(s.k - k0, s.k_part);
+    const int64_t k_padded = round_up(k, kernels.k_step);
+    out.first_part = k0 == 0;
+    out.last_part = k0 + k == s.k;
+    const PackSource a = rows_of_a(s, matrix, row, k0);
+    if (in_parts || scratch.packed_rows != a.data || scratch.packed_row_count != rows) {
+      kernels.pack_a(a, rows, k, scratch.a);
+      scratch.packed_rows = in_parts ? nullptr : a.data;
+      scratch.packed_row_count = rows;
+    }
+    MultiplyArgs args{};
+    args.a = scratch.a;
+    args.rows = rows;
+    args.k = k_padded;
+    args.scratch = scratch.sums;
+    args.output = &out;
+    if (shared_b) {
+      args.b = shared_b + kernels.nr * k0 * kernels.element_bytes;
+      args.b_panel_bytes = s.b_panel_bytes;
+      args.columns = columns;
+      kernels.multiply(args);
+    } else {
+      args.b = scratch.b;
+      args.b_panel_bytes = kernels.nr * k_padded * kernels.element_bytes;
+      const int64_t step = BlockScratch::own_columns(s, cut);
+      for (int64_t j = 0; j < columns; j += step) {
+        args.columns = std::min(step, columns - j);
+        args.column0 = j;
+        kernels.pack_b(columns_of_b(s, matrix, column + j, k0), args.columns, k, scratch.b);
+        kernels.multiply(args);
+      }
+    }
+    k0 += k;
+  } while (k0 < s.k);
+}
+
+int threads_for(double units, double units_per_thread) {
+  const int available = thread_count();
+  const double useful = units / units_per_thread;
+  return useful < 2 ? 1 : useful < available ? static_cast<int>(useful) : available;
+}
+
+void run_few_rows(const State& s, const Operands& all) {
+  const bool direct = s.a.dtype == DType::f32 && s.compute == DType::f32 && s.a.column_stride == 1;
+  const int threads = threads_for(static_cast<double>(s.n * std::max<int64_t>(s.k, 1) * s.batch_count) * static_cast<double>(dtype_bytes(s.b.dtype)), bytes_per_thread);
+  const int64_t strip = std::clamp<int64_t>(round_up(ceil_div(s.n * s.batch_count, 4 * threads), 64), 64, few_rows_strip);
+  const int64_t across = ceil_div(s.n, strip);
+  std::atomic<int64_t> next{0};
+  parallel_region(threads, [&](int, int) {
+    const size_t sums_bytes = static_cast<size_t>(few_rows_scratch) * sizeof(float);
+    const size_t a_bytes = direct ? 0 : static_cast<size_t>(s.m * s.k) * sizeof(float);
+    char* const memory = thread_scratch(sums_bytes + a_bytes);
+    float* const converted = reinterpret_cast<float*>(memory + sums_bytes);
+    int64_t converted_matrix = -1;
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < across * s.batch_count;) {
+      const int64_t index = task / across, column = task % across * strip;
+      const Operands matrix = matrix_of_batch(s, all, index);
+      const PackSource a = rows_of_a(s, matrix, 0, 0);
+      if (!direct && converted_matrix != index) {
+        s.rows_to_float(a, s.m, s.k, converted);
+        converted_matrix = index;
+      }
+      const TileOutput out = output_at(s, matrix, 0, column);
+      s.few_rows({direct ? static_cast<const float*>(a.data) : converted, direct ? s.a.row_stride : s.k, s.m, s.k,
+                  columns_of_b(s, matrix, column, 0), std::min(strip, s.n - column), reinterpret_cast<float*>(memory), &out});
+    }
+  });
+}
+
+// Tasks of all matrices of the batch; B's panels are packed by each task, or were packed before.
+void run_own_b(const State& s, const Operands& all) {
+  const int threads = threads_for(s.work, work_per_thread);
+  const Blocks cut = cut_blocks(s, s.n, s.batch_count, threads);
+  std::atomic<int64_t> next{0};
+  parallel_region(threads, [&](int, int) {
+    BlockScratch scratch(s, cut);
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.count() * s.batch_count;) {
+      const Operands matrix = matrix_of_batch(s, all, task / cut.count());
+      const int64_t block = task % cut.count();
+      const int64_t row = block / cut.across * cut.rows, column = block % cut.across * cut.columns;
+      const char* const packed = matrix.packed_b ? static_cast<const char*>(matrix.packed_b) + column / s.kernels->nr * s.b_panel_bytes : nullptr;
+      compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column, std::min(cut.columns, s.n - column), packed, scratch);
+    }
+  });
+}
+
+// B is packed in chunks of columns by all threads together; then its blocks are computed.
+void run_shared_b(const State& s, const Operands& all, void* workspace) {
+  const int threads = threads_for(s.work / static_cast<double>(s.batch_count), work_per_thread);
+  const int64_t nr = s.kernels->nr;
+  const Blocks cut = cut_blocks(s, std::min(s.chunk_columns, s.n), 1, threads);
+  const int64_t chunks = ceil_div(s.n, s.chunk_columns);
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+  SpinBarrier barrier;
+  parallel_region(threads, [&](int thread, int total) {
+    std::optional<BlockScratch> scratch;
+    try {
+      scratch.emplace(s, cut);
+    } catch (const std::bad_alloc&) {  // the others must not wait for this thread for ever
+      failed.store(true);
+    }
+    barrier.wait(total);
+    if (failed.load()) return;
+    for (int64_t round = 0; round < chunks * s.batch_count; ++round) {
+      const Operands matrix = matrix_of_batch(s, all, round / chunks);
+      const int64_t column0 = round % chunks * s.chunk_columns;
+      const int64_t columns = std::min(s.chunk_columns, s.n - column0);
+      const int64_t panels = ceil_div(columns, nr);
+      const int64_t begin = panels * thread / total, end = panels * (thread + 1) / total;
+      if (begin < end)
+        s.kernels->pack_b(columns_of_b(s, matrix, column0 + begin * nr, 0), std::min(end * nr, columns) - begin * nr, s.k,
+                          static_cast<char*>(workspace) + begin * s.b_panel_bytes);
+      barrier.wait(total);
+      const int64_t across = ceil_div(columns, cut.columns);
+      scratch->packed_rows = nullptr;
+      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.down * across;) {
+        const int64_t row = task / across * cut.rows, column = task % across * cut.columns;
+        compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column0 + column, std::min(cut.columns, columns - column),
+                      static_cast<const char*>(workspace) + column / nr * s.b_panel_bytes, *scratch);
+      }
+      barrier.wait(total);
+      if (thread == 0) next.store(0, std::memory_order_relaxed);  // seen by all: a barrier stands before the next tasks
+    }
+  });
+  if (failed.load()) throw std::bad_alloc();
+}
+
+void run_state(const State& s, const Operands& given, void* workspace) {
+  Operands all = given;
+  if (s.swapped) std::swap(all.a, all.b);
+  switch (s.mode) {
+    case GemmMode::nothing: return;
+    case GemmMode::few_rows: return run_few_rows(s, all);
+    case GemmMode::own_b: return run_own_b(s, all);
+    case GemmMode::shared_b: return all.packed_b ? run_own_b(s, all) : run_shared_b(s, all, workspace);
+  }
+}
+
+}  // namespace
+
+bool gemm_takes(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+
+GemmPlan::GemmPlan(const GemmProblem& problem) : state_(std::make_unique<State>(decide_gemm(problem))) {}
+GemmPlan::~GemmPlan() = default;
+GemmPlan::GemmPlan(GemmPlan&&) noexcept = default;
+GemmPlan& GemmPlan::operator=(GemmPlan&&) noexcept = default;
+
+size_t GemmPlan::workspace_bytes() const {
+  const State& s = *state_;
+  return s.mode == GemmMode::shared_b ? static_cast<size_t>(s.chunk_columns / s.kernels->nr * s.b_panel_bytes) : 0;
+}
+
+void GemmPlan::run(const void* a, const void* b, void* c, const void* bias, const void* residual, void* workspace) const {
+  run_state(*state_, {a, b, nullptr, c, bias, residual}, workspace);
+}
+
+bool GemmPlan::can_prepack_b() const {
+  const State& s = *state_;
+  if (s.swapped || (s.mode != GemmMode::own_b && s.mode != GemmMode::shared_b)) return false;
+  for (int d = 0; d < s.batch_dims; ++d)
+    if (s.b.batch_strides[static_cast<size_t>(d)] != 0) return false;
+  return true;
+}
+
+size_t GemmPlan::packed_b_bytes() const {
+  const State& s = *state_;
+  return can_prepack_b() ? static_cast<size_t>(ceil_div(s.n, s.kernels->nr) * s.b_panel_bytes) : 0;
+}
+
+void GemmPlan::pack_b(const void* b, void* packed) const {
+  const State& s = *state_;
+  FULMEN_CHECK(can_prepack_b());
+  s.kernels->pack_b(columns_of_b(s, {nullptr, b, nullptr, nullptr, nullptr, nullptr}, 0, 0), s.n, s.k, packed);
+}
+
+void GemmPlan::run_packed(const void* a, const void* packed_b, void* c, const void* bias, const void* residual,
+                          void* workspace) const {
+  FULMEN_CHECK(can_prepack_b());
+  run_state(*state_, {a, nullptr, packed_b, c, bias, residual}, workspace);
+}
+
+size_t gemm_workspace_bytes(const GemmProblem& problem) { return GemmPlan(problem).workspace_bytes(); }
+
+void gemm(const GemmProblem& problem, const void* a, const void* b, void* c, const void* bias, const void* residual,
+          void* workspace) {
+  GemmPlan(problem).run(a, b, c, bias, residual, workspace);
+}
+
+}  // namespace fulmen::cpu

@@ -1,0 +1,142 @@
+#include "executors/cpu/gemm/gemm_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "executors/cpu/dispatch.h"
+
+namespace fulmen::cpu {
+namespace {
+
+constexpr int64_t packed_a_bytes = 512 << 10;      // of the second-level cache, for a thread's block of A
+constexpr int64_t packed_b_chunk_bytes = 8 << 20;  // of the workspace, for B
+constexpr int64_t most_block_rows = 256;
+constexpr int64_t longest_sum = 2048;  // elements of a sum made in one go
+
+MatrixLayout layout_of(const GemmOperand& operand) {
+  return {operand.dtype, operand.row_stride, operand.column_stride, operand.batch_strides};
+}
+
+void transpose(MatrixLayout& layout) { std::swap(layout.row_stride, layout.column_stride); }
+
+void swap_roles(GemmPlan::State& s) {
+  std::swap(s.a, s.b);
+  transpose(s.a);
+  transpose(s.b);
+  transpose(s.c);
+  transpose(s.residual);
+  std::swap(s.m, s.n);
+  std::swap(s.bias_row_stride, s.bias_column_stride);
+  s.swapped = true;
+}
+
+void drop_batch_dim(GemmPlan::State& s, int dim) {
+  for (int d = dim; d + 1 < s.batch_dims; ++d) {
+    const size_t to = static_cast<size_t>(d), from = to + 1;
+    s.batch_sizes[to] = s.batch_sizes[from];
+    for (MatrixLayout* layout : {&s.a, &s.b, &s.c, &s.residual}) layout->batch_strides[to] = layout->batch_strides[from];
+  }
+  --s.batch_dims;
+}
+
+// A batch that shares B is more rows, if rows follow one another from matrix to matrix: x[4,256,k] * w is one product
+// of 1024 rows.
+void merge_batch_into_rows(GemmPlan::State& s) {
+  for (int d = s.batch_dims - 1; d >= 0; --d) {
+    const size_t i = static_cast<size_t>(d);
+    const auto follows = [&](const MatrixLayout& layout) {
+      return s.m == 1 || layout.batch_strides[i] == s.m * layout.row_stride;
+    };
+    const bool all_follow = follows(s.a) && follows(s.c) && (!s.has_residual || follows(s.residual));
+    if (s.b.batch_strides[i] != 0 || s.bias_row_stride != 0 || !all_follow) return;
+    if (s.m == 1)
+      for (MatrixLayout* layout : {&s.a, &s.c, &s.residual}) layout->row_stride = layout->batch_strides[i];
+    s.m *= s.batch_sizes[i];
+    drop_batch_dim(s, d);
+  }
+}
+
+void choose_kernels(GemmPlan::State& s) {
+  const Isa isa = chosen_isa();
+  switch (isa) {
+    case Isa::generic:
+      s.kernels = &generic::f32_block_kernels();
+      s.few_rows = generic::multiply_few_rows;
+      s.rows_to_float = generic::rows_to_float;
+      return;
+#if defined(FULMEN_X86)
+    case Isa::avx2:
+      s.kernels = &avx2::f32_block_kernels();
+      s.few_rows = avx2::multiply_few_rows;
+      s.rows_to_float = avx2::rows_to_float;
+      return;
+    default:
+      s.kernels = &avx512::f32_block_kernels();
+      s.few_rows = avx512::multiply_few_rows;
+      s.rows_to_float = avx512::rows_to_float;
+      if (s.compute == DType::bf16 && isa == Isa::avx512_bf16) s.kernels = &avx512_bf16::bf16_block_kernels();
+      if (s.compute == DType::bf16 && isa == Isa::amx) s.kernels = &amx::bf16_block_kernels();
+      return;
+#else
+    default: throw InternalError("internal: gemm has no kernels for this instruction set");
+#endif
+  }
+}
+
+int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+}  // namespace
+
+GemmPlan::State decide_gemm(const GemmProblem& p) {
+  FULMEN_CHECK(gemm_takes(p.a.dtype) && gemm_takes(p.b.dtype) && gemm_takes(p.c.dtype) && gemm_takes(p.compute));
+  FULMEN_CHECK(p.m >= 0 && p.n >= 0 && p.k >= 0 && p.batch_dims >= 0 && p.batch_dims <= max_batch_dims);
+  GemmPlan::State s;
+  s.m = p.m, s.n = p.n, s.k = p.k;
+  s.batch_dims = p.batch_dims;
+  s.batch_sizes = p.batch_sizes;
+  s.a = layout_of(p.a), s.b = layout_of(p.b), s.c = layout_of(p.c);
+  const Epilogue& e = p.epilogue;
+  s.residual = {e.residual_dtype, e.residual_row_stride, e.residual_column_stride, e.residual_batch_strides};
+  s.has_bias = e.has_bias, s.has_residual = e.has_residual, s.accumulate = e.accumulate;
+  s.bias_dtype = e.bias_dtype, s.bias_column_stride = e.bias_stride;
+  s.alpha = e.alpha, s.residual_scale = e.residual_scale, s.activation = e.activation;
+  s.compute = p.compute;
+
+  for (int d = s.batch_dims - 1; d >= 0; --d)
+    if (s.batch_sizes[static_cast<size_t>(d)] == 1) drop_batch_dim(s, d);
+  for (int d = 0; d < s.batch_dims; ++d) s.batch_count *= s.batch_sizes[static_cast<size_t>(d)];
+  if (s.m == 0 || s.n == 0 || s.batch_count == 0) return s;
+  merge_batch_into_rows(s);
+  if (s.n == 1) s.b.column_stride = s.c.column_stride = 1;  // never stepped along
+  if (s.k == 1) s.a.column_stride = s.b.row_stride = 1;
+  const bool columns_are_rows = s.c.column_stride != 1 && s.c.row_stride == 1;
+  if ((s.n <= max_few_rows && s.n < s.m) || (columns_are_rows && s.m > max_few_rows)) swap_roles(s);
+  s.batch_count = 1;
+  for (int d = 0; d < s.batch_dims; ++d) s.batch_count *= s.batch_sizes[static_cast<size_t>(d)];
+
+  choose_kernels(s);
+  const BlockKernels& kernels = *s.kernels;
+  s.work = static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(std::max<int64_t>(s.k, 1)) *
+           static_cast<double>(s.batch_count);
+  s.k_padded = round_up(s.k, kernels.k_step);
+  s.k_part = s.k <= longest_sum + longest_sum / 2 ? std::max<int64_t>(s.k, 1) : longest_sum;
+  s.b_panel_bytes = kernels.nr * s.k_padded * kernels.element_bytes;
+  const int64_t a_row_bytes = round_up(s.k_part, kernels.k_step) * kernels.element_bytes;
+  const int64_t fitting = packed_a_bytes / a_row_bytes / kernels.mr * kernels.mr;
+  s.block_rows = std::clamp<int64_t>(fitting, kernels.mr, most_block_rows / kernels.mr * kernels.mr);
+
+  const bool b_has_unit_stride = s.b.row_stride == 1 || s.b.column_stride == 1;
+  if (s.m <= max_few_rows && b_has_unit_stride) {
+    s.mode = GemmMode::few_rows;
+  } else if (s.m <= s.block_rows || (s.batch_count > 1 && s.work / static_cast<double>(s.batch_count) < 3e7)) {
+    s.mode = GemmMode::own_b;
+  } else {
+    s.mode = GemmMode::shared_b;
+    const int64_t panels = std::max<int64_t>(1, packed_b_chunk_bytes / std::max<int64_t>(s.b_panel_bytes, 1));
+    s.chunk_columns = std::min(panels * kernels.nr, round_up(s.n, kernels.nr));
+  }
+  return s;
+}
+
+}  // namespace fulmen::cpu
