@@ -14,7 +14,8 @@ class Builder {
   explicit Builder(Trace& trace) : trace_(trace) {}
 
   Trace& trace() { return trace_; }
-  const TensorType& type(ValueId id) const { return trace_.type(id); }
+  // By value: emitting a node moves the values, and rules hold types while they emit.
+  TensorType type(ValueId id) const { return trace_.type(id); }
 
   // Checks the call against the op's signature and shape rule, fills attribute defaults and appends the node.
   // requires_grad of float results: any operand's, unless the op is not differentiable.

@@ -52,7 +52,7 @@ struct Pair {
   DType dtype, result;
 };
 Pair wide_pair(Builder& b, const Node& node) {
-  const TensorType* types[] = {&b.type(node.inputs[0]), &b.type(node.inputs[1])};
+  const TensorType* types[] = {&b.trace().type(node.inputs[0]), &b.trace().type(node.inputs[1])};
   const DType result = promoted_dtype(types), dtype = compute_dtype(result);
   return {b.convert(node.inputs[0], dtype), b.convert(node.inputs[1], dtype), dtype, result};
 }

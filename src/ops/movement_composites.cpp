@@ -184,7 +184,7 @@ OpDef stack() {
         for (ValueId x : node.inputs) parts.push_back(b.unsqueeze(x, dim));
         // Promoted here and not by cat: with their new dim, 0-dim tensors would count as others do.
         std::vector<const TensorType*> types;
-        for (ValueId x : node.inputs) types.push_back(&b.type(x));
+        for (ValueId x : node.inputs) types.push_back(&b.trace().type(x));
         const DType dtype = promoted_dtype(types);
         for (ValueId& part : parts) part = b.convert(part, dtype);
         return {b.emit1("cat", std::move(parts), {{"dim", dim}})};

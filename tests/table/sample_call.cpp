@@ -30,6 +30,11 @@ int64_t index_limit(const OpDef& op, const Sample& sample, const Trace& trace, s
 
 bool holds_positions(const std::string& operand) { return operand == "index" || operand == "indices" || operand == "target"; }
 
+// Operands that an op refuses a gradient for.
+bool has_no_gradient(const OpDef& op, size_t operand) {
+  return op.name == "cross_entropy" && op.operands[std::min(operand, op.operands.size() - 1)].name == "weight";
+}
+
 double draw_float(const std::string& domain, std::mt19937_64& rng) {
   const auto uniform = [&](double low, double high) { return std::uniform_real_distribution<double>(low, high)(rng); };
   if (domain == "positive") return uniform(0.2, 3.0);
@@ -79,7 +84,7 @@ Trace trace_of(const OpDef& op, const Sample& sample, Marks marks) {
     }
     TensorType type = parse_tensor_spec(spec);
     if (marks == Marks::none) type.requires_grad = false;
-    if (marks == Marks::every_float) type.requires_grad = is_float(type.dtype);
+    if (marks == Marks::every_float) type.requires_grad = is_float(type.dtype) && !has_no_gradient(op, node.inputs.size());
     node.inputs.push_back(trace.add_input(type));
   }
   node.attrs = sample.attrs;
@@ -92,14 +97,17 @@ Trace trace_of(const OpDef& op, const Sample& sample, Marks marks) {
   return trace;
 }
 
-std::vector<HostTensor> values_of(const OpDef& op, const Sample& sample, const Trace& trace) {
+std::vector<HostTensor> values_of(const OpDef& op, const Sample& sample, const Trace& trace, Values kind) {
+  const bool generic = kind == Values::generic;
+  const std::string domain = generic && sample.domain == "small_int" ? "normal" : sample.domain;
   std::seed_seq seed{std::hash<std::string>{}(op.name), std::hash<std::string>{}(sample.name)};
   std::mt19937_64 rng(seed);
   std::vector<HostTensor> values;
   const Node& node = trace.nodes[0];
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (node.inputs[i] == no_value) continue;
-    const TensorType& type = trace.type(node.inputs[i]);
+    TensorType type = trace.type(node.inputs[i]);
+    if (generic) type = contiguous_type(type.dtype, type.shape);
     const std::string& operand = op.operands[std::min(i, op.operands.size() - 1)].name;
     const int64_t limit = holds_positions(operand) && is_integer(type.dtype) ? index_limit(op, sample, trace, i) : 0;
     // One element a place of memory, so that strides of 0 give equal elements.
@@ -111,7 +119,7 @@ std::vector<HostTensor> values_of(const OpDef& op, const Sample& sample, const T
     for (int64_t k = 0; k < span; ++k) {
       const auto at = static_cast<size_t>(k);
       if (is_float(type.dtype))
-        memory.f[at] = round_float(draw_float(sample.domain, rng), type.dtype);
+        memory.f[at] = round_float(draw_float(domain, rng), generic ? DType::f64 : type.dtype);
       else if (operand == "seed")
         memory.i[at] = k % 2 ? static_cast<int64_t>(rng() % 1000) : static_cast<int64_t>(rng());
       else if (limit > 0 && sample.domain == "signed")

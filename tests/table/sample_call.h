@@ -30,9 +30,12 @@ Trace trace_of(const OpDef& op, const Sample& sample, Marks marks = Marks::as_wr
 // The gradient marks a gradient test uses: those written in the sample, or every float operand if there are none.
 Marks gradient_marks(const Sample& sample);
 
-// A value for each given operand, by the sample's domain. Elements that share memory (stride 0) are equal; floats are
-// exact in their dtype.
-std::vector<HostTensor> values_of(const OpDef& op, const Sample& sample, const Trace& trace);
+// as_stored: elements that share memory (stride 0) are equal, floats are exact in their dtype. generic: as if the layout
+// were contiguous and floats were float64, so that no two elements are equal and none is an integer.
+enum class Values { as_stored, generic };
+
+// A value for each given operand, by the sample's domain.
+std::vector<HostTensor> values_of(const OpDef& op, const Sample& sample, const Trace& trace, Values kind = Values::as_stored);
 
 // Numbers of the standard normal distribution for a type, from a seed.
 HostTensor normal_values(const TensorType& type, uint64_t seed);
