@@ -18,8 +18,8 @@ void bind_executors(nb::module_& m);  // executors.cpp: Executor, Target, defaul
 void bind_python_executor(nb::module_& m);  // python_executor.cpp: executors written in Python
 void bind_claims(nb::module_& m);     // claims.cpp: Answer, claims of one call
 void bind_compile(nb::module_& m);    // compile.cpp: compile(), Compiled
+void bind_replay(nb::module_& m);     // replay.cpp: traces as files
 void bind_sdpa(nb::module_& m);       // sdpa.cpp: attention's own entry
-void bind_tracing(nb::module_& m);    // tracing.cpp: Recorder
 
 // An executor as Python holds it.
 struct ExecutorHandle {

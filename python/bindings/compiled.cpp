@@ -40,13 +40,6 @@ void store_number(double value, int64_t integer, DType dtype, void* to) {
   }
 }
 
-// The framework that results belong to when no input tells: PyTorch if it is loaded, else NumPy.
-const Framework& default_framework() {
-  nb::dict modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
-  if (modules.contains("torch")) return framework_of(nb::object(nb::module_::import_("torch").attr("empty")(0)).ptr());
-  return framework_of(nb::object(nb::module_::import_("numpy").attr("empty")(0)).ptr());
-}
-
 }  // namespace
 
 std::span<PyObject* const> items_of(nb::handle sequence, const char* what) {

@@ -7,6 +7,9 @@
 #include "python_error.h"
 
 namespace fulmen::python {
+
+namespace nb = nanobind;
+
 namespace {
 
 std::optional<DType> dtype_of(dlpack::DataType dtype) {
@@ -352,6 +355,19 @@ NewTensor make_tensor(const Framework& framework, const TensorType& type) {
   }
   void* data = tensor.data;
   return {hand_over(framework, &owned.release()->managed), data};
+}
+
+const Framework& default_framework() {
+  nb::dict modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
+  nb::object example = modules.contains("torch") ? nb::module_::import_("torch").attr("empty")(0)
+                                                 : nb::module_::import_("numpy").attr("empty")(0);
+  return framework_of(example.ptr());
+}
+
+PyObject* view_tensor(const TensorType& type, void* data) {
+  auto owned = describe(type);
+  owned->managed.tensor.data = data;
+  return hand_over(default_framework(), &owned.release()->managed);
 }
 
 DeviceMemory::DeviceMemory(const Framework& framework, Device device, size_t bytes) {

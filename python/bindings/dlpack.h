@@ -65,6 +65,13 @@ struct NewTensor {
 };
 NewTensor make_tensor(const Framework& framework, const TensorType& type);
 
+// The framework that tensors are made in when no input tells: PyTorch if it is loaded, else NumPy.
+const Framework& default_framework();
+
+// A tensor of the default framework over memory that stays the caller's: valid only while that memory is. A new
+// reference.
+PyObject* view_tensor(const TensorType& type, void* data);
+
 // Device memory that lives as long as this: from the framework's allocator, so that its stream order holds.
 class DeviceMemory {
  public:

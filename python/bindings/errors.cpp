@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "core/error.h"
+#include "driver/revocation.h"
 
 namespace fulmen::python {
 namespace {
@@ -75,6 +76,12 @@ void bind_errors(nb::module_& m) {
   c.device = make_class(m, "DeviceError", "A library or device call failed.", c.base, PyExc_RuntimeError);
   c.internal = make_class(m, "InternalError", "A mistake of Fulmen itself; please report it.", c.base, PyExc_RuntimeError);
   nb::register_exception_translator(translate);
+  // Warnings of the core (a claim that was revoked) become Python warnings.
+  set_warning_handler([](const std::string& message) {
+    nb::gil_scoped_acquire locked;
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) PyErr_WriteUnraisable(nullptr);
+  });
+  m.def("revocation_count", revocation_count);
 }
 
 }  // namespace fulmen::python

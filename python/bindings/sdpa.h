@@ -1,0 +1,72 @@
+// Attention called alone: one-op programs, compiled once for each kind of call and kept. A kind is everything that is
+// baked into a program: dtypes, shapes, strides, devices, gradient needs and every option. Used by sdpa.cpp (the
+// binding); the Python side (python/fulmen/attention.py) adds autograd, autocast and the random seed.
+#pragma once
+
+#include <array>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "compiled.h"
+#include "ops/sdpa_call.h"
+
+namespace fulmen::python {
+
+struct SdpaOptions {
+  bool is_causal = false, lower_right = false, enable_gqa = false, deterministic = false, with_lse = false;
+  int64_t window_left = -1, window_right = -1;
+  double dropout_p = 0.0;
+  double scale = 0.0;
+  bool has_scale = false;
+  double softcap = 0.0;
+};
+
+// One call: views of the operands (null data and rank -1 where absent) and which of them want a gradient.
+struct SdpaRequest {
+  std::array<TensorView, sdpa_operand_count> views;
+  std::array<bool, sdpa_operand_count> given{};
+  std::array<bool, sdpa_operand_count> needs_grad{};
+  SdpaOptions options;
+};
+
+struct SdpaEntry {
+  std::vector<int> operands;  // program input i is operand operands[i]
+  std::unique_ptr<const Compiled> compiled;
+};
+
+// The trace of one call: its inputs are the operands that are given.
+Trace sdpa_trace(const SdpaRequest& request);
+
+// Programs by kind of call, the least recently used dropped first. Calls come with the GIL held.
+class SdpaCache {
+ public:
+  explicit SdpaCache(size_t limit = 1024) : limit_(limit) {}
+
+  std::shared_ptr<const SdpaEntry> find(const SdpaRequest& request, const ExecutorList& executors);
+
+  void clear();
+  size_t size() const { return entries_.size(); }
+  int64_t hits = 0, builds = 0, dropped = 0;
+
+ private:
+  using Key = std::vector<int64_t>;
+  struct KeyHash {
+    size_t operator()(const Key& key) const;
+  };
+  struct Slot {
+    Key key;
+    std::shared_ptr<const SdpaEntry> entry;
+  };
+  static void write_key(const SdpaRequest& request, Key& key);
+
+  size_t limit_;
+  std::list<Slot> order_;  // most recently used first
+  std::unordered_map<Key, std::list<Slot>::iterator, KeyHash> entries_;
+  Key scratch_;
+};
+
+}  // namespace fulmen::python

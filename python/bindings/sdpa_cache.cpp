@@ -1,0 +1,169 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "bindings.h"
+#include "core/error.h"
+#include "ops/builder.h"
+#include "ops/table.h"
+#include "sdpa.h"
+
+namespace fulmen::python {
+namespace {
+
+// Strides of dims of size 1 have no meaning: they are those of a contiguous tensor, so that they never make a new kind.
+TensorType normalised_type(const TensorView& view, bool requires_grad) {
+  TensorType type = view.type();
+  int64_t next = 1;
+  for (size_t i = type.shape.size(); i-- > 0;) {
+    if (type.shape[i] == 1) type.strides[i] = next;
+    next = type.strides[i] * std::max<int64_t>(type.shape[i], 1);
+  }
+  type.requires_grad = requires_grad;
+  return type;
+}
+
+// The query's dims in memory order, if it is dense and not simply contiguous: the result is laid out the same way, so
+// that (batch, length, heads, dim) callers get back what they can view without a copy.
+std::optional<Dims> result_strides(const TensorType& query, const Dims& shape) {
+  if (query.is_contiguous() || query.rank() != static_cast<int>(shape.size())) return std::nullopt;
+  std::vector<size_t> order(shape.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return query.strides[a] > query.strides[b]; });
+  if (order.back() != shape.size() - 1) return std::nullopt;  // rows stay rows
+  for (size_t i : order)
+    if (query.strides[i] <= 0) return std::nullopt;
+  Dims strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = stride;
+    stride *= std::max<int64_t>(shape[order[i]], 1);
+  }
+  return strides;
+}
+
+constexpr const char* operand_names[sdpa_operand_count] = {"query", "key", "value", "mask", "sink", "alibi_slopes",
+                                                           "query_offsets", "key_offsets", "key_lengths", "seed"};
+
+}  // namespace
+
+Trace sdpa_trace(const SdpaRequest& request) {
+  Trace trace;
+  trace.name = "sdpa";
+  Builder builder(trace);
+  std::vector<ValueId> operands(sdpa_operand_count, no_value);
+  for (int i = 0; i < sdpa_operand_count; ++i)
+    if (request.given[static_cast<size_t>(i)])
+      operands[static_cast<size_t>(i)] = trace.add_input(
+          normalised_type(request.views[static_cast<size_t>(i)], request.needs_grad[static_cast<size_t>(i)]), operand_names[i]);
+  const SdpaOptions& o = request.options;
+  const OpDef& op = require_op("sdpa");
+  Attributes attrs;
+  const auto set = [&](const char* name, AttrValue value, bool is_default) {
+    for (const AttrDef& attr : op.attributes)
+      if (attr.name == name) {
+        attrs.set(name, std::move(value));
+        return;
+      }
+    if (!is_default) throw UnsupportedError(std::string("sdpa: the op has no attribute '") + name + "'");
+  };
+  set("is_causal", o.is_causal, !o.is_causal);
+  set("lower_right", o.lower_right, !o.lower_right);
+  set("enable_gqa", o.enable_gqa, !o.enable_gqa);
+  set("window_left", o.window_left, o.window_left < 0);
+  set("window_right", o.window_right, o.window_right < 0);
+  set("dropout_p", o.dropout_p, o.dropout_p == 0.0);
+  if (o.has_scale) set("scale", o.scale, false);
+  set("softcap", o.softcap, o.softcap == 0.0);
+  const std::vector<ValueId> results = builder.emit("sdpa", operands, std::move(attrs));
+  TensorType& out = trace.value(results[0]).type;
+  if (const auto strides = result_strides(trace.type(operands[sdpa_query]), out.shape)) out.strides = *strides;
+  trace.outputs = {results[0]};
+  if (o.with_lse) {
+    if (results.size() < 2) throw UnsupportedError("sdpa: the op gives no log-sum-exp");
+    trace.outputs.push_back(results[1]);
+  }
+  return trace;
+}
+
+size_t SdpaCache::KeyHash::operator()(const Key& key) const {
+  uint64_t hash = 0x9e3779b97f4a7c15u ^ key.size();
+  for (int64_t word : key) {
+    hash = (hash ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdu;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+void SdpaCache::write_key(const SdpaRequest& request, Key& key) {
+  key.clear();
+  const SdpaOptions& o = request.options;
+  key.push_back(o.is_causal | o.lower_right << 1 | o.enable_gqa << 2 | o.deterministic << 3 | o.with_lse << 4 | o.has_scale << 5);
+  key.push_back(o.window_left);
+  key.push_back(o.window_right);
+  key.push_back(std::bit_cast<int64_t>(o.dropout_p));
+  key.push_back(std::bit_cast<int64_t>(o.scale));
+  key.push_back(std::bit_cast<int64_t>(o.softcap));
+  for (size_t i = 0; i < sdpa_operand_count; ++i) {
+    if (!request.given[i]) {
+      key.push_back(-1);
+      continue;
+    }
+    const TensorView& view = request.views[i];
+    key.push_back(static_cast<int64_t>(view.dtype) | static_cast<int64_t>(view.device.kind) << 8 |
+                  static_cast<int64_t>(request.needs_grad[i]) << 16 | static_cast<int64_t>(view.rank) << 24 |
+                  static_cast<int64_t>(view.device.index) << 40);
+    for (int d = 0; d < view.rank; ++d) {
+      key.push_back(view.shape[d]);
+      key.push_back(view.shape[d] == 1 ? 0 : view.strides[d]);
+    }
+  }
+}
+
+std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, const ExecutorList& executors) {
+  write_key(request, scratch_);
+  if (!order_.empty() && order_.front().key == scratch_) {
+    ++hits;
+    return order_.front().entry;
+  }
+  if (const auto at = entries_.find(scratch_); at != entries_.end()) {
+    ++hits;
+    order_.splice(order_.begin(), order_, at->second);
+    return order_.front().entry;
+  }
+  const Key key = scratch_;  // compiling releases the GIL, and another call may use the scratch
+  const Trace trace = sdpa_trace(request);
+  auto entry = std::make_shared<SdpaEntry>();
+  CompileOptions options;
+  options.executors = executors;
+  for (int i = 0; i < sdpa_operand_count; ++i) {
+    if (!request.given[static_cast<size_t>(i)]) continue;
+    entry->operands.push_back(i);
+    options.training |= request.needs_grad[static_cast<size_t>(i)];
+  }
+  options.deterministic = request.options.deterministic;
+  options.target = target_of(nb::none(), request.views[sdpa_query].device);
+  std::shared_ptr<const CompiledTrace> compiled;
+  {
+    nb::gil_scoped_release unlocked;
+    compiled = compile(trace, options);
+  }
+  entry->compiled = std::make_unique<const Compiled>(std::move(compiled), options.target);
+  ++builds;
+  if (const auto at = entries_.find(key); at != entries_.end()) return at->second->entry;  // another thread was faster
+  order_.push_front({key, entry});
+  entries_.emplace(key, order_.begin());
+  while (entries_.size() > limit_) {
+    entries_.erase(order_.back().key);
+    order_.pop_back();
+    ++dropped;
+  }
+  return entry;
+}
+
+void SdpaCache::clear() {
+  entries_.clear();
+  order_.clear();
+}
+
+}  // namespace fulmen::python

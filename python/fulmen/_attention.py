@@ -1,0 +1,208 @@
+"""Attention called by itself: `fulmen.sdpa` with PyTorch's semantics, `fulmen.attention` with everything the op has.
+
+A call is compiled once for each kind (dtypes, shapes, strides, options) and kept in C++; this file adds what belongs to
+PyTorch: autograd, autocast and the random seed. The meaning of every option stands in src/ops/sdpa_call.h.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch.compiler import is_compiling
+
+from fulmen import _core
+from fulmen._core import ShapeError, TypeError, UnsupportedError
+
+_torch_sdpa = F.scaled_dot_product_attention
+_plain = _core.sdpa_plain
+_core.sdpa_use_torch(
+    torch.Tensor,
+    torch.nn.Parameter,
+    torch.is_grad_enabled,
+    getattr(torch._C, "_is_any_autocast_enabled", None) or torch.is_autocast_enabled,
+)
+_core.rescan_openmp_runtime()
+_plain_types = (torch.Tensor, torch.nn.Parameter)
+_names = ("q", "k", "v", "attn_mask", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "key_lengths")
+
+
+def sdpa(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    """softmax(q k^T * scale + mask) v, as torch.nn.functional.scaled_dot_product_attention defines it.
+
+    Shapes: q (..., heads, query_len, head_dim), k and v (..., key_heads, key_len, ...); leading dims broadcast, with
+    `enable_gqa` heads may be a multiple of key_heads. `attn_mask` is bool (true: open) or float (added). A row with no
+    open key gives zeros and zero gradients. Raises ShapeError or TypeError before any executor is asked.
+    """
+    if is_compiling():
+        return _torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if dropout_p == 0.0:
+        out = _plain(q, k, v, attn_mask, is_causal, scale, enable_gqa)
+        if out is not NotImplemented:
+            return out
+    return _call(
+        "sdpa", (q, k, v, attn_mask, None, None, None, None, None), dropout_p, scale, _Options(bool(is_causal), enable_gqa=bool(enable_gqa))
+    )
+
+
+def attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    is_causal=False,
+    dropout_p=0.0,
+    scale=None,
+    enable_gqa=False,
+    window=None,
+    causal_corner="upper_left",
+    softcap=0.0,
+    sink=None,
+    alibi_slopes=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    key_lengths=None,
+    return_lse=False,
+    deterministic=None,
+    executors=None,
+):
+    """Attention with everything the op has, gradients included.
+
+    window: (left, right), how many keys each side of the diagonal are open; None or a negative number is no limit.
+    causal_corner: "upper_left" (the diagonal starts at the first key) or "lower_right" (it ends at the last key); the
+    window's diagonal is the same. softcap: scores become softcap * tanh(scores / softcap). sink: (heads,) float32,
+    a logit that takes part in the softmax and has no value. alibi_slopes: (heads,) float32, the score loses
+    slope * distance to the diagonal. cu_seqlens_q, cu_seqlens_k: int32 (count + 1), cumulative lengths of sequences
+    packed along the length of a batch of 1; tokens of different sequences don't see each other. key_lengths: int32
+    (batch,), keys from there on are closed. return_lse: also give the log-sum-exp of each row, (..., heads, query_len)
+    float32, as a second result. deterministic: None follows torch.use_deterministic_algorithms.
+    """
+    if causal_corner not in ("upper_left", "lower_right"):
+        raise ShapeError(f"attention: causal_corner is {causal_corner!r}; 'upper_left' or 'lower_right' is needed")
+    left, right = _window(window)
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        given, absent = ("cu_seqlens_q", "cu_seqlens_k") if cu_seqlens_k is None else ("cu_seqlens_k", "cu_seqlens_q")
+        raise TypeError(f"attention: {given} is given and {absent} is not; packed sequences need both")
+    options = _Options(
+        bool(is_causal), causal_corner == "lower_right", bool(enable_gqa), left, right, float(softcap), bool(return_lse),
+        deterministic, _handles(executors),
+    )
+    if is_compiling():
+        return _without_data("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
+    return _call("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
+
+
+class _Options:
+    """The options of a call that are no tensors, but for dropout and scale."""
+
+    __slots__ = ("causal", "lower_right", "gqa", "left", "right", "softcap", "lse", "deterministic", "executors")
+
+    def __init__(self, causal, lower_right=False, enable_gqa=False, left=-1, right=-1, softcap=0.0, lse=False, deterministic=None, executors=None):
+        self.causal, self.lower_right, self.gqa = causal, lower_right, enable_gqa
+        self.left, self.right, self.softcap, self.lse = left, right, softcap, lse
+        self.deterministic, self.executors = deterministic, executors
+
+
+def _handles(executors):
+    if executors is None:
+        return None
+    from fulmen._executors import resolve
+
+    return resolve(executors)
+
+
+def _window(window):
+    if window is None:
+        return -1, -1
+    if isinstance(window, int):
+        window = (window, window)
+    left, right = window
+    return (-1 if left is None or left < 0 else int(left)), (-1 if right is None or right < 0 else int(right))
+
+
+def _call(name, tensors, dropout_p, scale, options):
+    q = tensors[0]
+    fake = False
+    for tensor, argument in zip(tensors, _names):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: {argument} is a {type(tensor).__name__}; a torch.Tensor is needed")
+        if tensor.is_nested:
+            raise UnsupportedError(f"{name}: {argument} is a nested tensor; pack the sequences and give their cumulative lengths to fulmen.attention")
+        if tensor.layout is not torch.strided:
+            raise UnsupportedError(f"{name}: {argument} has layout {tensor.layout}; a strided tensor is needed")
+        fake = fake or tensor.device.type == "meta" or type(tensor) not in _plain_types
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ShapeError(f"{name}: dropout_p is {dropout_p}; it is a probability, from 0 to 1")
+    if fake:  # nothing to run: only the type of the result is wanted
+        return _without_data(name, tensors, dropout_p, scale, options)
+    device = q.device
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+        # As PyTorch's autocast: float operands of 32 bits and fewer take the low dtype, the mask too.
+        tensors = tuple(
+            t.to(dtype) if i < 4 and t is not None and t.is_floating_point() and t.dtype is not torch.float64 else t
+            for i, t in enumerate(tensors)
+        )
+    if isinstance(scale, torch.Tensor):
+        if scale.numel() != 1:
+            raise ShapeError(f"{name}: scale has shape {list(scale.shape)}; a number or a tensor with one element is needed")
+        tensors = (tensors[0] * scale.to(tensors[0].dtype).reshape(()), *tensors[1:])
+        scale = 1.0
+    deterministic = options.deterministic
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    seed = _draw_seed(device) if dropout_p > 0.0 else None
+    settings = (
+        options.causal, options.lower_right, options.gqa, options.left, options.right, float(dropout_p), scale, options.softcap,
+        options.lse, deterministic, options.executors,
+    )
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return _Attention.apply(settings, *tensors, seed)
+    outputs = _core.sdpa_call((*tensors, seed), _no_grad, *settings)[0]
+    return tuple(outputs) if options.lse else outputs[0]
+
+
+_no_grad = [False] * 10
+
+
+def _draw_seed(device):
+    """Philox key and counter, int64 (2,), from the device's default generator: torch.manual_seed decides it."""
+    seed = torch.zeros(2, dtype=torch.int64, device=device)
+    seed[:1].random_()
+    return seed
+
+
+def _without_data(name, tensors, dropout_p, scale, options):
+    if name == "sdpa":
+        return _torch_sdpa(*tensors[:4], dropout_p, options.causal, scale=scale, enable_gqa=options.gqa)
+    from fulmen._attention_composed import composed_attention
+
+    return composed_attention(*tensors, dropout_p, scale, options)
+
+
+_keep_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+class _Attention(torch.autograd.Function):
+    """Forward and backward of one compiled kind of call."""
+
+    @staticmethod
+    def forward(ctx, settings, *operands):
+        needs = list(ctx.needs_input_grad[1:])
+        outputs, ctx.saved, ctx.entry = _core.sdpa_call(operands, needs, *settings)
+        ctx.save_for_backward(*(operands[i] for i in ctx.entry.saved_operands))
+        return tuple(outputs) if settings[8] else outputs[0]
+
+    @staticmethod
+    def backward(ctx, *grads):
+        with torch.no_grad():
+            result = ctx.entry.backward(ctx.saved, grads, ctx.saved_tensors, not _keep_graph())
+        if torch.is_grad_enabled():
+            # The caller asked for a graph of this backward: fine, as long as nobody differentiates it.
+            fail = torch._C._functions.DelayedError(
+                b"fulmen.sdpa: second derivatives are not supported; use torch.nn.functional.scaled_dot_product_attention for them",
+                len(result),
+            )
+            marked = [None if g is None else g.detach().requires_grad_() for g in result]
+            result = fail(*marked) if any(g is not None for g in marked) else result
+        return (None, *result)

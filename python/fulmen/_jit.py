@@ -1,0 +1,91 @@
+"""fulmen.jit: compiles a PyTorch module or function through Dynamo, or a function over arrays written with fulmen.ops."""
+
+import functools
+import sys
+
+from fulmen._core import TypeError
+
+
+def jit(fn_or_module=None, *, executors=None, autocast=None, dynamic=None):
+    """The compiled form of a function or torch.nn.Module.
+
+    executors: names or executors, in the order in which they are asked; None is the default list. autocast: a dtype,
+    "bf16" or "f16", that matrix products and attention run in, as torch.autocast; None follows the caller's. dynamic: as
+    torch.compile's. Usable as a decorator, with or without arguments.
+    """
+    if fn_or_module is None:
+        return functools.partial(jit, executors=executors, autocast=autocast, dynamic=dynamic)
+    if not callable(fn_or_module):
+        raise TypeError(f"jit: a function or a torch.nn.Module is needed, found {type(fn_or_module).__name__}")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(fn_or_module, torch.nn.Module):
+        return _compile_torch(fn_or_module, executors, autocast, dynamic)
+    return _Function(fn_or_module, executors, autocast, dynamic)
+
+
+def _compile_torch(fn, executors, autocast, dynamic):
+    import torch
+
+    from fulmen._executors import resolve
+
+    options = {}
+    if executors is not None:
+        options["executors"] = resolve(executors)
+    compiled = torch.compile(fn, backend="fulmen", dynamic=dynamic, options=options or None)
+    if autocast is None:
+        return compiled
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}.get(str(autocast).rpartition(".")[2].replace("bfloat16", "bf16").replace("float16", "f16"))
+    if dtype is None:
+        raise TypeError(f"jit: autocast is {autocast!r}; 'bf16', 'f16' or None is needed")
+
+    @functools.wraps(fn if not isinstance(fn, torch.nn.Module) else type(fn).forward)
+    def call(*args, **kwargs):
+        from fulmen._arrays import flatten
+
+        tensors = [x for x in flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        device = tensors[0].device.type if tensors else "cpu"
+        with torch.autocast(device, dtype=dtype):
+            return compiled(*args, **kwargs)
+
+    call.compiled = compiled
+    return call
+
+
+class _Function:
+    """Chooses at the first call: PyTorch tensors go through Dynamo, other arrays are traced."""
+
+    def __init__(self, function, executors, autocast, dynamic):
+        self.function, self.options = function, (executors, autocast, dynamic)
+        self.torch_form = self.array_form = None
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args, **kwargs):
+        from fulmen._arrays import TracedFunction, flatten
+
+        torch = sys.modules.get("torch")
+        if torch is not None and any(isinstance(x, (torch.Tensor, torch.nn.Module)) for x in flatten((args, kwargs))[0]):
+            if self.torch_form is None:
+                self.torch_form = _compile_torch(self.function, *self.options)
+            return self.torch_form(*args, **kwargs)
+        if self.array_form is None:
+            from fulmen._executors import resolve
+
+            if hasattr(self.function, "traced"):  # fulmen.grad of a function is compiled already
+                self.array_form = self.function
+            else:
+                self.array_form = TracedFunction(self.function, resolve(self.options[0]))
+        return self.array_form(*args, **kwargs)
+
+
+def last_traces(fn=None):
+    """The text of the trace after each stage, by the stage's name, of the last program that `fn` ran: a function or
+    module of fulmen.jit, fulmen.grad or torch.compile(backend="fulmen"). Without `fn`, of the last program compiled."""
+    from fulmen._arrays import TracedFunction
+
+    form = getattr(fn, "array_form", None) or fn
+    traced = getattr(form, "traced", form)
+    if isinstance(traced, TracedFunction):
+        return traced.traces()
+    from fulmen import torch_backend
+
+    return torch_backend.last_traces(fn)
