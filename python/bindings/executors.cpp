@@ -2,6 +2,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
+
 #include "bindings.h"
 #include "claiming/targets.h"
 #include "core/error.h"
@@ -10,8 +12,27 @@
 
 namespace fulmen::python {
 
+namespace {
+
+// The folders of the vendor libraries that pip installed beside PyTorch (nvidia/cudnn/lib, nvidia/cu13/lib, ...), found
+// without importing anything.
+std::vector<std::string> vendor_library_folders() {
+  std::vector<std::string> folders;
+  const nb::object spec = nb::module_::import_("importlib.util").attr("find_spec")("nvidia");
+  if (spec.is_none() || spec.attr("submodule_search_locations").is_none()) return folders;
+  for (nb::handle location : spec.attr("submodule_search_locations"))
+    for (const auto& entry : std::filesystem::directory_iterator(nb::cast<std::string>(nb::str(location)))) {
+      const auto lib = entry.path() / "lib";
+      std::error_code ignored;
+      if (std::filesystem::is_directory(lib, ignored)) folders.push_back(lib.string());
+    }
+  return folders;
+}
+
+}  // namespace
+
 const ExecutorList& default_list() {
-  static const ExecutorList* list = new ExecutorList(default_executors());
+  static const ExecutorList* list = new ExecutorList(default_executors(vendor_library_folders()));
   return *list;
 }
 
