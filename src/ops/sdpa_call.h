@@ -62,7 +62,13 @@ struct SdpaCall {
 // with is_causal); executors are asked only about calls that pass.
 void check_sdpa_call(const SdpaCall& call);
 
-// From a node of sdpa, sdpa_forward or sdpa_backward. `types[i]` is null where the operand is absent.
+// From the operands of sdpa (any rank from 2 on, batch dims broadcast), sdpa_forward or sdpa_backward. `types[i]` is null
+// where the operand is absent. Throws ShapeError where there is no such call with four dims.
 SdpaCall sdpa_call_of(const std::vector<const TensorType*>& types, const Attributes& attrs, bool training);
+
+// Are the operands in the form that executors' pairs take: four dims, one batch size, no head broadcast but that of key
+// and value, a mask of four dims, i32 lengths and offsets? The decomposition of another sdpa node makes one that is.
+bool is_canonical_sdpa(const std::vector<const TensorType*>& types);
+bool is_canonical_sdpa(const Trace& trace, const Node& node);
 
 }  // namespace fulmen

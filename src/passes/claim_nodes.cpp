@@ -2,6 +2,7 @@
 
 #include "ir/print.h"
 #include "ops/builder.h"
+#include "ops/sdpa_call.h"
 #include "ops/table.h"
 #include "passes/substitution.h"
 
@@ -35,8 +36,8 @@ Trace claim_pairs(const Trace& trace, const ExecutorList& executors, const Targe
   Substitution substitution;
   for (Node node : trace.nodes) {
     substitution.apply(node.inputs);
-    // Ranks other than four are brought to four by the decomposition, whose own sdpa node then comes here.
-    if (node.op->name != "sdpa" || out.type(node.inputs[0]).rank() != 4) {
+    // Calls in another form than four dims were brought there before (the decomposition of such an sdpa node).
+    if (node.op->name != "sdpa" || !is_canonical_sdpa(out, node)) {
       out.nodes.push_back(std::move(node));
       continue;
     }

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ir/print.h"
 #include "ir/verify.h"
+#include "ops/sdpa_call.h"
 #include "passes/alias_views.h"
 #include "passes/decompose.h"
 #include "passes/fuse.h"
@@ -76,6 +77,10 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
   runner.note("acquire", acquired);
   // Canonical form first: everything behind sees each computation once.
   Trace trace = canonicalise(acquired, runner);
+  // Attention in the one form that executors' pairs take: four dims, one batch size.
+  trace = runner.run("bring_attention_to_four_dims", trace, [](const Trace& t) {
+    return decompose(t, [](const Trace& now, const Node& node) { return node.op->name != "sdpa" || is_canonical_sdpa(now, node); });
+  }, false);
   // Attention is claimed before differentiation, as a pair that keeps its own statistics.
   trace = runner.run("claim_pairs", trace, [&](const Trace& t) {
     return claim_pairs(t, options.executors, options.target, options.training, options.deterministic, &result.claims);
