@@ -1,0 +1,166 @@
+// The gradient of an additive mask, in the mask's own shape. Tiles of score gradients arrive from many threads; where
+// the mask is broadcast over batch or heads, parts are added in the order of (batch, head), kept by a ticket a tile, so
+// that sums do not depend on the number of threads. Compiled per target; used by backward.matrix.cpp.
+//   direct    no broadcast: each element is written once
+//   reduced   broadcast over batch, heads or queries: f32 sums of the mask's size, converted at the end
+//   row_sums  broadcast over keys: f32 sums of each row of each key block, reduced at the end
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include <sched.h>
+
+#include "core/parallel.h"
+#include "executors/cpu/attention/pack.h"
+
+namespace fulmen::cpu::FULMEN_TARGET {
+
+// Tickets only ever wait for work that another thread has begun.
+inline void wait_until(const std::atomic<int64_t>& ticket, int64_t value) {
+  for (int spins = 0; ticket.load(std::memory_order_acquire) < value; ++spins) {
+#if defined(__x86_64__)
+    if (spins < 256) {
+      _mm_pause();
+      continue;
+    }
+#endif
+    sched_yield();
+  }
+}
+
+class MaskGradient {
+ public:
+  static int64_t scratch_floats(const AttentionArguments& a, int64_t key_blocks) {
+    switch (form_of(a)) {
+      case Form::none:
+      case Form::direct: return 0;
+      case Form::reduced: return a.mask_shape[0] * a.mask_shape[1] * a.mask_shape[2] * a.key_len;
+      case Form::row_sums: return a.batch * a.heads * key_blocks * a.query_len;
+    }
+    return 0;
+  }
+
+  void prepare(const AttentionArguments& a, void* output, float* scratch, int64_t key_blocks, int64_t query_blocks) {
+    form_ = form_of(a);
+    if (form_ == Form::none) return;
+    a_ = &a;
+    output_ = output;
+    scratch_ = scratch;
+    key_blocks_ = key_blocks;
+    query_blocks_ = query_blocks;
+    batch_ranks_ = a.mask_shape[0] == 1 ? 1 : 0;
+    head_ranks_ = a.mask_shape[1] == 1 ? 1 : 0;
+    if (form_ == Form::direct) {
+      const std::vector<float> zeros(static_cast<size_t>(a.key_len), 0.0f);
+      for_each_row([&](int64_t b, int64_t h, int64_t i) { write_row(zeros.data(), b, h, i); });
+    } else {
+      const int64_t floats = scratch_floats(a, key_blocks);
+      parallel_for(floats, 1 << 16, [&](int64_t begin, int64_t end) { std::memset(scratch + begin, 0, static_cast<size_t>(end - begin) * 4); });
+    }
+    if (form_ == Form::reduced)
+      tickets_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(
+          a.mask_shape[0] * a.mask_shape[1] * std::max<int64_t>(query_blocks, 1) * std::max<int64_t>(key_blocks, 1)));
+  }
+
+  bool wanted() const { return form_ != Form::none; }
+
+  // Score gradients of queries [first, first + count) and columns [from, to) of the key block; nothing if from == to.
+  // Every (batch, head, query block, key block) must come by once.
+  void add(int64_t batch, int64_t head, int64_t first, int64_t count, int64_t key_first, int64_t from, int64_t to,
+           int64_t key_block, int64_t query_block, const float* tile, int64_t tile_row) {
+    const AttentionArguments& a = *a_;
+    if (form_ == Form::direct) {
+      for (int64_t r = 0; r < count && from < to; ++r)
+        narrow_row(tile + r * tile_row + from, to - from, output_, a.mask_grad.dtype,
+                   a.mask_grad.offset(batch, head, first + r) + (key_first + from) * a.mask_grad.stride[3], a.mask_grad.stride[3]);
+      return;
+    }
+    if (form_ == Form::row_sums) {
+      float* sums = scratch_ + ((batch * a.heads + head) * key_blocks_ + key_block) * a.query_len + first;
+      for (int64_t r = 0; r < count && from < to; ++r) {
+        float sum = 0.0f;
+        for (int64_t c = from; c < to; ++c) sum += tile[r * tile_row + c];
+        sums[r] = sum;
+      }
+      return;
+    }
+    const bool one_row = a.mask_shape[2] == 1;
+    const int64_t mask_batch = batch_ranks_ ? 0 : batch, mask_head = head_ranks_ ? 0 : head;
+    std::atomic<int64_t>& ticket = ticket_of(batch, head, one_row ? 0 : query_block, key_block);
+    wait_until(ticket, rank(batch, head));
+    for (int64_t r = 0; r < count && from < to; ++r) {
+      float* sum = scratch_ + ((mask_batch * a.mask_shape[1] + mask_head) * a.mask_shape[2] + (one_row ? 0 : first + r)) * a.key_len + key_first;
+      const float* part = tile + r * tile_row;
+      for (int64_t c = from; c < to; ++c) sum[c] += part[c];
+    }
+    if (!one_row) ticket.store(rank(batch, head) + 1, std::memory_order_release);
+  }
+
+  // After all query blocks of a head came by for a key block.
+  void finish_head(int64_t batch, int64_t head, int64_t key_block) {
+    if (form_ != Form::reduced || a_->mask_shape[2] != 1) return;
+    std::atomic<int64_t>& ticket = ticket_of(batch, head, 0, key_block);
+    wait_until(ticket, rank(batch, head));
+    ticket.store(rank(batch, head) + 1, std::memory_order_release);
+  }
+
+  void finish() {
+    const AttentionArguments* a = a_;
+    if (form_ == Form::reduced) {
+      for_each_row([&](int64_t b, int64_t h, int64_t i) {
+        write_row(scratch_ + ((b * a->mask_shape[1] + h) * a->mask_shape[2] + i) * a->key_len, b, h, i);
+      });
+    } else if (form_ == Form::row_sums) {
+      for_each_row([&](int64_t b, int64_t h, int64_t i) {
+        double sum = 0.0;
+        for (int64_t batch = b; batch < (batch_ranks_ ? a->batch : b + 1); ++batch)
+          for (int64_t head = h; head < (head_ranks_ ? a->heads : h + 1); ++head)
+            for (int64_t block = 0; block < key_blocks_; ++block) {
+              const float* sums = scratch_ + ((batch * a->heads + head) * key_blocks_ + block) * a->query_len;
+              for (int64_t row = i; row < (a->mask_shape[2] == 1 ? a->query_len : i + 1); ++row) sum += sums[row];
+            }
+        const float narrow = static_cast<float>(sum);
+        narrow_row(&narrow, 1, output_, a->mask_grad.dtype, a->mask_grad.offset(b, h, i), 1);
+      });
+    }
+  }
+
+ private:
+  enum class Form { none, direct, reduced, row_sums };
+
+  static Form form_of(const AttentionArguments& a) {
+    if (!a.mask_grad.present) return Form::none;
+    if (a.mask_shape[3] != a.key_len) return Form::row_sums;
+    const bool full = a.mask_shape[0] == a.batch && a.mask_shape[1] == a.heads && a.mask_shape[2] == a.query_len;
+    return full ? Form::direct : Form::reduced;
+  }
+
+  template <class F>
+  void for_each_row(const F& body) const {
+    const int64_t heads = a_->mask_shape[1], rows = a_->mask_shape[2];
+    parallel_for(a_->mask_shape[0] * heads * rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; ++at) body(at / (heads * rows), at / rows % heads, at % rows);
+    });
+  }
+  void write_row(const float* row, int64_t b, int64_t h, int64_t i) const {
+    narrow_row(row, a_->key_len, output_, a_->mask_grad.dtype, a_->mask_grad.offset(b, h, i), a_->mask_grad.stride[3]);
+  }
+  int64_t rank(int64_t batch, int64_t head) const {
+    return batch_ranks_ ? batch * (head_ranks_ ? a_->heads : 1) + (head_ranks_ ? head : 0) : head_ranks_ ? head : 0;
+  }
+  std::atomic<int64_t>& ticket_of(int64_t batch, int64_t head, int64_t query_block, int64_t key_block) const {
+    const int64_t mask_batch = batch_ranks_ ? 0 : batch, mask_head = head_ranks_ ? 0 : head;
+    return tickets_[static_cast<size_t>(((mask_batch * a_->mask_shape[1] + mask_head) * query_blocks_ + query_block) * key_blocks_ + key_block)];
+  }
+
+  Form form_ = Form::none;
+  const AttentionArguments* a_ = nullptr;
+  void* output_ = nullptr;
+  float* scratch_ = nullptr;
+  int64_t key_blocks_ = 0, query_blocks_ = 0;
+  bool batch_ranks_ = false, head_ranks_ = false;
+  std::unique_ptr<std::atomic<int64_t>[]> tickets_;
+};
+
+}  // namespace fulmen::cpu::FULMEN_TARGET
