@@ -75,6 +75,7 @@ Trace sdpa_trace(const SdpaRequest& request) {
   set("dropout_p", o.dropout_p, o.dropout_p == 0.0);
   if (o.has_scale) set("scale", o.scale, false);
   set("softcap", o.softcap, o.softcap == 0.0);
+  set("return_lse", o.with_lse, !o.with_lse);
   const std::vector<ValueId> results = builder.emit("sdpa", operands, std::move(attrs));
   TensorType& out = trace.value(results[0]).type;
   if (const auto strides = result_strides(trace.type(operands[sdpa_query]), out.shape)) out.strides = *strides;
