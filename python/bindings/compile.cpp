@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "compiled.h"
+#include "runtime/profile.h"
 
 namespace fulmen::python {
 namespace {
@@ -32,6 +33,18 @@ std::string profile_text(const Program& program) {
 }  // namespace
 
 void bind_compile(nb::module_& m) {
+  nb::class_<Profile::Row>(m, "ProfileRow", "Calls and total time of one instruction")
+      .def_ro("executor", &Profile::Row::executor)
+      .def_ro("op", &Profile::Row::op)
+      .def_ro("node", &Profile::Row::text)
+      .def_ro("calls", &Profile::Row::calls)
+      .def_ro("ms", &Profile::Row::ms);
+  nb::class_<Profile>(m, "Profile", "Times of all programs' instructions between start() and stop()")
+      .def(nb::init<>())
+      .def("start", [](Profile& self) { set_active_profile(&self); })
+      .def("stop", [](Profile&) { set_active_profile(nullptr); })
+      .def("rows", &Profile::rows);
+
   nb::class_<Stage>(m, "Stage", "One stage of compiling")
       .def_ro("name", &Stage::name)
       .def_ro("ms", &Stage::ms)
@@ -100,10 +113,7 @@ void bind_compile(nb::module_& m) {
       .def_prop_ro("has_backward", [](const Compiled& c) { return c.trace().backward.has_value(); })
       .def_prop_ro("forward_text", [](const Compiled& c) { return profile_text(c.trace().forward); })
       .def_prop_ro("backward_text", [](const Compiled& c) { return c.trace().backward ? profile_text(*c.trace().backward) : std::string(); })
-      .def_prop_ro("target", [](const Compiled& c) { return c.target(); })
-      .def(
-          "profile", [](const Compiled& self, nb::handle inputs) { return self.profile_forward(items_of(inputs, "inputs")); },
-          nb::arg("inputs"), "(executor, node, ms) of each instruction in one run of the forward");
+      .def_prop_ro("target", [](const Compiled& c) { return c.target(); });
 
   m.def(
       "compile",

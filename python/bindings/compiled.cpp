@@ -1,5 +1,6 @@
 #include "compiled.h"
 
+#include <atomic>
 #include <cstring>
 
 #include "core/error.h"
@@ -7,6 +8,8 @@
 
 namespace fulmen::python {
 namespace {
+
+std::atomic<Profile*> active_profile{nullptr};
 
 bool same_layout(const TensorView& view, const TensorType& type) {
   for (int i = 0; i < view.rank; ++i)
@@ -41,6 +44,8 @@ void store_number(double value, int64_t integer, DType dtype, void* to) {
 }
 
 }  // namespace
+
+void set_active_profile(Profile* profile) { active_profile.store(profile); }
 
 std::span<PyObject* const> items_of(nb::handle sequence, const char* what) {
   if (PyList_Check(sequence.ptr()) || PyTuple_Check(sequence.ptr()))
@@ -105,8 +110,7 @@ Compiled::Compiled(std::shared_ptr<const CompiledTrace> trace, Target target) : 
   }
 }
 
-void Compiled::run(const Program& program, const Framework& framework, const void* const* inputs, void* const* outputs,
-                   std::vector<double>* milliseconds) const {
+void Compiled::run(const Program& program, const Framework& framework, const void* const* inputs, void* const* outputs) const {
   const Device device{target_.kind, target_.device_index};
   RunContext context;
   context.device_index = device.index;
@@ -124,11 +128,11 @@ void Compiled::run(const Program& program, const Framework& framework, const voi
     }
   }
   nb::gil_scoped_release unlocked;
-  program.run(context, inputs, outputs, arena, milliseconds);
+  program.run(context, inputs, outputs, arena, active_profile.load(std::memory_order_relaxed));
 }
 
 Compiled::Results Compiled::run_forward(const Framework& framework, const void* const* inputs, std::span<PyObject* const> objects,
-                                        bool keep_inputs, std::vector<double>* milliseconds) const {
+                                        bool keep_inputs) const {
   const Program& program = trace_->forward;
   Results results;
   void* fixed[16];
@@ -157,7 +161,7 @@ Compiled::Results Compiled::run_forward(const Framework& framework, const void* 
     if (keep_inputs)
       for (int index : trace_->backward_saved_inputs) results.saved->inputs.push_back(nb::borrow(objects[static_cast<size_t>(index)]));
   }
-  run(program, framework, inputs, outputs, milliseconds);
+  run(program, framework, inputs, outputs);
   return results;
 }
 
@@ -227,20 +231,6 @@ std::vector<nb::object> Compiled::backward(const Saved& saved, std::span<PyObjec
   }
   run(program, framework, arguments.pointers.data(), outputs.data());
   return results;
-}
-
-std::vector<std::tuple<std::string, std::string, double>> Compiled::profile_forward(std::span<PyObject* const> inputs) const {
-  const std::vector<TensorType>& types = trace_->forward.inputs();
-  Arguments arguments;
-  for (size_t i = 0; i < types.size() && i < inputs.size(); ++i) arguments.add(inputs[i], types[i], "input", i);
-  std::vector<double> milliseconds;
-  const Framework& framework = arguments.framework ? *arguments.framework : default_framework();
-  run_forward(framework, arguments.pointers.data(), inputs, false, &milliseconds);
-  std::vector<std::tuple<std::string, std::string, double>> rows;
-  const auto& instructions = trace_->forward.instructions();
-  for (size_t i = 0; i < instructions.size() && i < milliseconds.size(); ++i)
-    rows.emplace_back(instructions[i].executor, instructions[i].text, milliseconds[i]);
-  return rows;
 }
 
 }  // namespace fulmen::python

@@ -53,21 +53,20 @@ class Compiled {
   std::vector<nb::object> backward(const Saved& saved, std::span<PyObject* const> output_grads,
                                    std::span<PyObject* const> inputs) const;
 
-  // Time of each instruction in ms of one more run: (executor, text, ms).
-  std::vector<std::tuple<std::string, std::string, double>> profile_forward(std::span<PyObject* const> inputs) const;
-
  private:
   struct Arguments;
-  void run(const Program& program, const Framework& framework, const void* const* inputs, void* const* outputs,
-           std::vector<double>* milliseconds = nullptr) const;
+  void run(const Program& program, const Framework& framework, const void* const* inputs, void* const* outputs) const;
   Results run_forward(const Framework& framework, const void* const* inputs, std::span<PyObject* const> objects,
-                      bool keep_inputs, std::vector<double>* milliseconds = nullptr) const;
+                      bool keep_inputs) const;
 
   std::shared_ptr<const CompiledTrace> trace_;
   Target target_;
   std::vector<size_t> saved_offsets_;
   size_t saved_bytes_ = 0;
 };
+
+// What all programs report their times to while it is set; null otherwise.
+void set_active_profile(Profile* profile);
 
 // The items of a Python list or tuple; TypeError that names `what` for anything else.
 std::span<PyObject* const> items_of(nb::handle sequence, const char* what);

@@ -34,6 +34,7 @@ _lazy = {
     "clear_caches": "_executors",
     "jit": "_jit",
     "last_traces": "_jit",
+    "profile": "_profile",
     "grad": "_arrays",
     "value_and_grad": "_arrays",
     "explain": "_explain",

@@ -33,7 +33,7 @@ Program build_program(const Trace& trace, const ExecutorList& executors, const T
     if (!kernels[i]) continue;
     const Node& node = trace.nodes[i];
     instructions.push_back({std::move(kernels[i]), {node.inputs.begin(), node.inputs.end()}, {node.outputs.begin(), node.outputs.end()},
-                            memory.workspace_offsets[i], node.executor, to_string(trace, node)});
+                            memory.workspace_offsets[i], node.executor, node.op->name, to_string(trace, node)});
   }
   std::vector<TensorType> inputs, outputs;
   for (ValueId id : trace.inputs) inputs.push_back(trace.type(id));

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/error.h"
+#include "runtime/profile.h"
 
 namespace fulmen {
 
@@ -14,8 +15,7 @@ Program::Program(std::vector<TensorType> inputs, std::vector<TensorType> outputs
       instructions_(std::move(instructions)),
       arena_bytes_(arena_bytes) {}
 
-void Program::run(const RunContext& context, const void* const* inputs, void* const* outputs, void* arena,
-                  std::vector<double>* milliseconds) const {
+void Program::run(const RunContext& context, const void* const* inputs, void* const* outputs, void* arena, Profile* profile) const {
   // Addresses of all slots. Kernels may run programs themselves (a revoked call's replacement), so this is no
   // thread-wide scratch.
   std::vector<void*> address(slots_.size(), nullptr);
@@ -30,21 +30,23 @@ void Program::run(const RunContext& context, const void* const* inputs, void* co
     }
     address[i] = base ? base + slot.byte_offset : nullptr;
   }
-  if (milliseconds) milliseconds->assign(instructions_.size(), 0.0);
   RunContext local = context;
   std::vector<void*> operands;
-  for (size_t n = 0; n < instructions_.size(); ++n) {
-    const Instruction& instruction = instructions_[n];
+  for (const Instruction& instruction : instructions_) {
     const size_t count = instruction.inputs.size() + instruction.outputs.size();
     if (operands.size() < count) operands.resize(count);
     size_t k = 0;
     for (int slot : instruction.inputs) operands[k++] = slot < 0 ? nullptr : address[static_cast<size_t>(slot)];
     for (int slot : instruction.outputs) operands[k++] = slot < 0 ? nullptr : address[static_cast<size_t>(slot)];
     local.workspace = static_cast<char*>(arena) + instruction.workspace_offset;
-    const auto start = milliseconds ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+    if (!profile) {
+      instruction.kernel->run(local, operands.data(), operands.data() + instruction.inputs.size());
+      continue;
+    }
+    const auto start = std::chrono::steady_clock::now();
     instruction.kernel->run(local, operands.data(), operands.data() + instruction.inputs.size());
-    if (milliseconds)
-      (*milliseconds)[n] = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+    profile->add(instruction.executor, instruction.op, instruction.text, elapsed.count());
   }
 }
 

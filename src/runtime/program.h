@@ -11,6 +11,8 @@
 
 namespace fulmen {
 
+class Profile;
+
 // Where a value's memory is while the program runs.
 enum class Storage : uint8_t { none, input, output, arena };
 struct Slot {
@@ -23,7 +25,7 @@ struct Instruction {
   std::shared_ptr<const Kernel> kernel;
   std::vector<int> inputs, outputs;  // slots; -1 where absent
   int64_t workspace_offset = 0;      // into the arena
-  std::string executor, text;        // for profiles and messages
+  std::string executor, op, text;    // for profiles and messages
 };
 
 class Program {
@@ -37,9 +39,8 @@ class Program {
   const std::vector<Instruction>& instructions() const { return instructions_; }
   size_t arena_bytes() const { return arena_bytes_; }  // 64-byte aligned memory the caller brings
 
-  // Thread-safe. `milliseconds`, if given, gets the time of each instruction.
-  void run(const RunContext& context, const void* const* inputs, void* const* outputs, void* arena,
-           std::vector<double>* milliseconds = nullptr) const;
+  // Thread-safe. `profile`, if given, gets the time of each instruction.
+  void run(const RunContext& context, const void* const* inputs, void* const* outputs, void* arena, Profile* profile = nullptr) const;
 
  private:
   std::vector<TensorType> inputs_, outputs_;
