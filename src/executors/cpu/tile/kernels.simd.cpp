@@ -225,6 +225,48 @@ FULMEN_INLINE void load_row(float* dst, const T* src, int64_t cols) {
   }
 }
 
+// Transposes lanes x lanes elements in registers: stage by stage, halves of pairs of vectors change places.
+template <int half>
+FULMEN_INLINE void transpose_stage(vfloat (&v)[lanes]) {
+  vint low, high;
+  for (int i = 0; i < lanes; ++i) {
+    const bool upper = i & half;
+    low[i] = upper ? lanes + i - half : i;
+    high[i] = upper ? lanes + i : i + half;
+  }
+  for (int i = 0; i < lanes; ++i)
+    if (!(i & half)) {
+      const vfloat a = v[i], b = v[i + half];
+      v[i] = __builtin_shuffle(a, b, low);
+      v[i + half] = __builtin_shuffle(a, b, high);
+    }
+}
+FULMEN_INLINE void transpose_square(vfloat (&v)[lanes]) {
+  if constexpr (lanes >= 16) transpose_stage<8>(v);
+  if constexpr (lanes >= 8) transpose_stage<4>(v);
+  transpose_stage<2>(v);
+  transpose_stage<1>(v);
+}
+
+// Rows are neighbours in memory and columns lie `stride` apart: squares of lanes x lanes; the rest one by one.
+template <class T>
+FULMEN_INLINE void load_transposed(float* dst, const T* base, int64_t rows, int64_t cols, int64_t stride) {
+  int64_t row = 0;
+  for (; row + lanes <= rows; row += lanes) {
+    int64_t c = 0;
+    for (; c + lanes <= cols; c += lanes) {
+      vfloat v[lanes];
+      for (int i = 0; i < lanes; ++i) v[i] = load(base + row + (c + i) * stride);
+      transpose_square(v);
+      for (int i = 0; i < lanes; ++i) store(dst + (row + i) * cols + c, v[i]);
+    }
+    for (; c < cols; ++c)
+      for (int64_t i = 0; i < lanes; ++i) dst[(row + i) * cols + c] = widen(base[row + i + c * stride]);
+  }
+  for (int64_t c = 0; c < cols; ++c)
+    for (int64_t i = row; i < rows; ++i) dst[i * cols + c] = widen(base[i + c * stride]);
+}
+
 template <class T>
 void load_block(void* to, const Block& block) {
   float* dst = static_cast<float*>(to);
@@ -235,7 +277,12 @@ void load_block(void* to, const Block& block) {
     return;
   }
   if (!block.col_offsets && block.rows >= 8 && stride > 1) {
-    // Columns outer: neighbours in memory are likely the rows of one column (a transposed operand).
+    // Neighbours in memory are likely the rows of one column (a transposed operand).
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>) {
+      bool are_neighbours = true;
+      for (int64_t row = 1; row < block.rows; ++row) are_neighbours &= block.row_offsets[row] == block.row_offsets[0] + row;
+      if (are_neighbours) return load_transposed(dst, base + block.row_offsets[0], block.rows, cols, stride);
+    }
     for (int64_t c = 0; c < cols; ++c)
       for (int64_t row = 0; row < block.rows; ++row) dst[row * cols + c] = widen(base[block.row_offsets[row] + c * stride]);
     return;

@@ -105,8 +105,27 @@ class NestChooser {
     if (list.empty()) {
       list.push_back(evenly_spaced_end());
       if (reduces_all) list.push_back(all_);
+      return list;
     }
+    // The nest that walks memory along its rows comes first.
+    std::stable_sort(list.begin(), list.end(), [&](const AxisSet& a, const AxisSet& b) { return adjacent_elements(a) > adjacent_elements(b); });
+    list.erase(std::unique(list.begin(), list.end()), list.end());
     return list;
+  }
+
+  // Elements of all memory in which neighbours along the columns are neighbours in memory.
+  double adjacent_elements(const AxisSet& inner) const {
+    double total = 0;
+    for_each_view([&](const MemoryView& view) {
+      double elements = 1;
+      bool is_adjacent = false;
+      for (const auto& [axis, stride] : axis_strides(view)) {
+        elements *= static_cast<double>(analysis_.space.size(axis));
+        is_adjacent = is_adjacent || (stride == 1 && inner.count(axis));
+      }
+      if (is_adjacent) total += elements;
+    });
+    return total;
   }
 
   // The longest run of trailing axes that every piece of memory walks evenly.
