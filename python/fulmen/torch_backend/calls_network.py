@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
 from .calls import call, ignore
@@ -258,45 +256,26 @@ def _attention(r: Recording, query, key, value, attn_mask=None, dropout_p=0.0, i
     operands = [query, key, value]
     if (len({x.dtype for x in operands}) != 1 and r.recorder.autocast is None) or operands[0].dtype not in FLOATS:
         raise Unmapped(f"attention over {', '.join(x.dtype for x in operands)}")
-    if min(x.rank for x in operands) < 2:
-        raise Unmapped("attention over a tensor with fewer than 2 dims")
-    four, leading = _four_dims(r, operands)
-    if attn_mask is not None:
-        attn_mask = _mask(r, attn_mask, four, leading)
-    if enable_gqa is False and len({x.shape[1] for x in four}) != 1:
-        heads = max(x.shape[1] for x in four)
-        four = [r.expand(x, (x.shape[0], heads, *x.shape[2:])) if x.shape[1] == 1 else x for x in four]
-    attributes = {"is_causal": bool(is_causal), "scale": float(scale) if scale is not None else None}
+    attributes = {"is_causal": bool(is_causal), "enable_gqa": bool(enable_gqa)}
+    if scale is not None:
+        attributes["scale"] = float(scale)
     seed = None
     if dropout_p > 0:
         attributes["dropout_p"] = float(dropout_p)
-        attributes["offset"] = r.recorder.next_offset(four[1].shape[2])
-        seed = r.recorder.seed()
-    inputs = [*(x.value for x in four), None if attn_mask is None else attn_mask.value, *[None] * 5, seed]
-    result = r.wrap(r.recorder.emit("sdpa", inputs, attributes)[0])
-    return r.reshape(result, leading + result.shape[2:])
+        seed = _own_seed(r, key.shape[-2])
+    mask = None if attn_mask is None else attn_mask.value
+    inputs = [query.value, key.value, value.value, mask, *[None] * 5, seed]
+    return r.wrap(r.recorder.emit("sdpa", inputs, attributes)[0])
 
 
-def _four_dims(r: Recording, operands: list) -> tuple:
-    """query, key and value as (batch, heads, length, dim), and the leading dims that the result gets back."""
-    rank = max(x.rank for x in operands)
-    if rank <= 4:
-        batches = [x.shape[0] if x.rank == 4 else 1 for x in operands]
-        four = [r.reshape(x, (1,) * (4 - x.rank) + x.shape) for x in operands]
-        batch = max(batches) if 0 not in batches else 0
-        four = [r.expand(x, (batch, *x.shape[1:])) if x.shape[0] != batch else x for x in four]
-        leading = (batch, max(x.shape[1] for x in four))[4 - rank :] if rank > 2 else ()
-        return four, leading
-    leading = torch.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    four = [r.reshape(r.expand(x, (*leading, *x.shape[-2:])), (prod(leading[:-1]), leading[-1], *x.shape[-2:])) for x in operands]
-    return four, tuple(leading)
-
-
-def _mask(r: Recording, mask: Traced, four: list, leading: tuple) -> Traced:
-    if mask.rank > 4:
-        mask = r.expand(mask, (*leading, *mask.shape[-2:]))
-        return r.reshape(mask, (prod(leading[:-1]), leading[-1], *mask.shape[-2:]))
-    return r.reshape(mask, (1,) * (4 - mask.rank) + mask.shape)
+def _own_seed(r: Recording, draws: int) -> int:
+    """The program's seed moved to counters of its own: attention has no offset attribute."""
+    offset = r.recorder.next_offset(draws)
+    seed = r.recorder.seed()
+    if offset == 0:
+        return seed
+    step = r.recorder.emit("arange", [], {"start": 0, "end": offset + 1, "step": offset, "dtype": "i64"})[0]
+    return r.recorder.emit("add", [seed, step], {})[0]
 
 
 @call("torch._C._log_api_usage_once")

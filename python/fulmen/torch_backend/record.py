@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from .. import _core
 from .calls import describe, find
-from .recording import TORCH_DTYPES, Recording, dtype_name
+from .recording import TORCH_DTYPES, Recording, dtype_name, known
 from .values import Traced, Unmapped
 
 
@@ -90,14 +90,10 @@ def _storage(node) -> object:
 
 def _concrete(value):
     """Numbers of PyTorch's own kinds as Python's."""
-    if isinstance(value, torch.SymInt):
-        return int(value)
-    if isinstance(value, torch.SymFloat):
-        return float(value)
-    if isinstance(value, torch.SymBool):
-        return bool(value)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
     if isinstance(value, torch.Size):
-        return tuple(int(v) for v in value)
+        return tuple(map(known, value))
     return value
 
 

@@ -34,6 +34,11 @@ def dtype_name(dtype: torch.dtype) -> str:
         raise Unmapped(f"dtype {dtype} is not one of Fulmen's") from None
 
 
+def known(value) -> int:
+    """A size as a number. A symbolic one gives the size it has now, with no guard on it."""
+    return value.node.hint if isinstance(value, torch.SymInt) else int(value)
+
+
 def normal_dim(dim: int, rank: int) -> int:
     """A dim that counts from the start; a 0-dim tensor has dim 0, as in PyTorch."""
     limit = max(rank, 1)
@@ -71,7 +76,7 @@ class Recording:
         if like.layout is not torch.strided or like.is_quantized or like.is_complex():
             raise Unmapped(f"input {name} is not a dense real tensor")
         value = self.recorder.input(
-            name, dtype_name(like.dtype), tuple(map(int, like.shape)), tuple(map(int, like.stride())),
+            name, dtype_name(like.dtype), tuple(map(known, like.shape)), tuple(map(known, like.stride())),
             str(like.device), bool(like.requires_grad), False,
         )
         traced = Traced(self.recorder, Memory(value, len(self.inputs)), (), value)

@@ -1,0 +1,116 @@
+"""A graph, or a part of one, with its programs: one for each set of sizes it was called with, up to a limit.
+
+Dynamo guards the layout of every argument whose sizes it took as fixed, so such a graph has one program and its calls
+check nothing here. Where sizes are symbolic each new set is recorded and compiled once; past the limit one warning says
+what to do, and the graph runs as PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import _core
+from .bridge import Runner
+from .record import GraphRecorder, Modes, RecordedGraph
+from .recording import known
+from .values import Unmapped
+
+
+@dataclass
+class Options:
+    executors: list | None = None
+    deterministic: bool = False
+    skip_passes: list = field(default_factory=list)
+    keep_texts: bool = False
+    specialisations: int = 8
+
+
+def _is_symbolic(value) -> bool:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return True
+    return isinstance(value, torch.Tensor) and any(isinstance(v, torch.SymInt) for v in (*value.shape, *value.stride()))
+
+
+def _layout(value):
+    if isinstance(value, torch.Tensor):
+        return tuple(map(known, value.shape)), tuple(map(known, value.stride())), value.dtype, value.requires_grad
+    if isinstance(value, torch.SymInt):
+        return known(value)
+    return value
+
+
+class Part:
+    """The callable that stands for a graph."""
+
+    def __init__(self, module: torch.fx.GraphModule, modes: Modes, options: Options, name: str, on_compiled=None):
+        self.module = module
+        self.modes = modes
+        self.options = options
+        self.name = name
+        self.on_compiled = on_compiled
+        self.programs: dict = {}
+        self.only = None  # the runner of a graph without symbolic sizes
+        self.eager_reason: str | None = None
+        self.lock = threading.Lock()
+        examples = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
+        self.symbolic = [place for place, value in enumerate(examples) if value is None or _is_symbolic(value)]
+
+    def compile(self, recorded: RecordedGraph) -> Runner:
+        options = self.options
+        compiled = _core.compile(
+            recorded.trace, executors=options.executors, training=recorded.needs_grad and self.modes.grad_enabled,
+            deterministic=options.deterministic or torch.are_deterministic_algorithms_enabled(),
+            skip_passes=options.skip_passes, keep_texts=options.keep_texts,
+        )
+        if self.on_compiled is not None:
+            self.on_compiled(self, recorded, compiled)
+        return Runner(recorded, compiled)
+
+    def adopt(self, arguments, recorded: RecordedGraph) -> None:
+        """Takes a recording that was made for these arguments already."""
+        self._keep(arguments, self.compile(recorded))
+
+    def _key(self, arguments) -> tuple:
+        return tuple(_layout(arguments[place]) for place in self.symbolic)
+
+    def _keep(self, arguments, runner: Runner) -> Runner:
+        if self.symbolic:
+            self.programs[self._key(arguments)] = runner
+        else:
+            self.only = runner
+        return runner
+
+    def __call__(self, *arguments):
+        runner = self.only
+        if runner is None:
+            runner = self.programs.get(self._key(arguments)) if self.symbolic else None
+            if runner is None:
+                runner = self._specialise(arguments)
+        return runner(*arguments)
+
+    def _specialise(self, arguments):
+        with self.lock:
+            known = self.only or self.programs.get(self._key(arguments))
+            if known is not None:
+                return known
+            if self.eager_reason is not None:
+                return self.module
+            if len(self.programs) >= self.options.specialisations:
+                self.eager_reason = f"it was called with more than {self.options.specialisations} sets of sizes"
+                warnings.warn(
+                    f"fulmen: {self.name} {self.eager_reason}; new sizes now run with PyTorch. Pad to a few sizes, or raise "
+                    'the limit: torch.compile(..., backend="fulmen", options={"specialisations": N})',
+                    stacklevel=3,
+                )
+                return self.module
+            try:
+                recorded = GraphRecorder(self.module, arguments, self.modes, self.name).run()
+                return self._keep(arguments, self.compile(recorded))
+            except (Unmapped, _core.UnsupportedError) as error:
+                self.eager_reason = str(error)
+                warnings.warn(f"fulmen: {self.name} runs with PyTorch: {error}", stacklevel=3)
+                return self.module
