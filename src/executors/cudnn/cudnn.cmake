@@ -76,3 +76,16 @@ else()
     COMPILE_OPTIONS "-O1;-w"
     COMPILE_DEFINITIONS NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING)
 endif()
+
+# Tests that need a GPU: built on request (ninja fulmen_gpu_tests), run by hand or by tools/gpu_run.sh.
+file(GLOB FULMEN_GPU_TEST_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*.cpp)
+if(FULMEN_BUILD_TESTS AND FULMEN_GPU_TEST_SOURCES AND NOT FULMEN_WITHOUT_CUDNN_REASON)
+  find_package(GTest REQUIRED)
+  add_executable(fulmen_gpu_tests EXCLUDE_FROM_ALL ${FULMEN_GPU_TEST_SOURCES}
+                 ${PROJECT_SOURCE_DIR}/tests/unit/executors/cudnn_cases.cpp)
+  target_include_directories(fulmen_gpu_tests PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(fulmen_gpu_tests PRIVATE fulmen GTest::gtest GTest::gtest_main)
+  # Runs on another machine than the one that built it.
+  target_link_options(fulmen_gpu_tests PRIVATE -static-libstdc++ -static-libgcc)
+  target_compile_definitions(fulmen_gpu_tests PRIVATE FULMEN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+endif()

@@ -36,6 +36,7 @@ struct ClaimedProblem {
   Problem problem;
   std::string headers;  // "cudnn 9.19.0 headers, frontend 1.32.0"
   int library_version = 0;
+  std::shared_ptr<const void> device_plans;  // on a GPU at hand
 };
 
 // Runs the accepted plan of one call in one direction. Thread-safe.
@@ -78,9 +79,11 @@ class Context {
   int library_version() const;  // 91900; 0 if unavailable
 
   // The claim of one call: for call.training both directions, else the forward alone. `call` need not have passed
-  // check_sdpa_call. Throws DeviceError for what is neither a plan nor a refusal.
-  std::shared_ptr<const Claim> claim_sdpa(const SdpaCall& call, const Target& target,
-                                          const SdpaLayouts& layouts = {}) const;
+  // check_sdpa_call. Throws DeviceError for what is neither a plan nor a refusal. `stream` is the stream that the call
+  // will run on, where it is known: a first claim builds plans, which a stream that is being captured doesn't allow, so
+  // that is a DeviceError before anything is touched.
+  std::shared_ptr<const Claim> claim_sdpa(const SdpaCall& call, const Target& target, const SdpaLayouts& layouts = {},
+                                          const void* stream = nullptr) const;
 
   // What a checker that asks for the forward graph alone would have said. For tests and `explain`; nobody runs it.
   Claim claim_forward_only(const SdpaCall& call, const Target& target) const;

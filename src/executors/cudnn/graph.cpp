@@ -125,8 +125,9 @@ void Graph::State::add_options(Options& options, const Problem& p) {
     if (p.window_left >= 0) options.set_diagonal_band_left_bound(static_cast<int>(p.window_left + 1));
   }
   if (p.dropout_p > 0.0) {
-    auto seed = graph.tensor(attributes("seed", slot_seed, single(DType::i64)));
-    auto offset = graph.tensor(attributes("offset", slot_offset, single(DType::i64)));
+    // Two words of one tensor of the caller's, so the second is aligned to 8 bytes only.
+    auto seed = graph.tensor(attributes("seed", slot_seed, single(DType::i64)).set_alignment(8));
+    auto offset = graph.tensor(attributes("offset", slot_offset, single(DType::i64)).set_alignment(8));
     options.set_dropout(static_cast<float>(p.dropout_p), seed, offset);
   }
 }
@@ -227,6 +228,8 @@ bool Graph::build(int64_t index, std::string& reason) {
   reason = one_line(error.get_message());
   return false;
 }
+
+int64_t Graph::plan_count() const { return state_->graph.get_execution_plan_count(); }
 
 std::string Graph::plan_name(int64_t index) const {
   std::string name;

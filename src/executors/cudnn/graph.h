@@ -48,6 +48,7 @@ class Graph {
 
   // Builds plan `index` (0 is the heuristics' first). False with the reason if it won't.
   bool build(int64_t index, std::string& reason);
+  int64_t plan_count() const;
   std::string plan_name(int64_t index) const;
   size_t workspace_bytes() const;  // of the built plan
 

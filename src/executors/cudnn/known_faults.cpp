@@ -34,9 +34,24 @@ const KnownFault* find_fault(const Problem& problem, int version, int compute_ca
   for (const KnownFault& fault : table) {
     if (version < fault.first_version || version > fault.last_version) continue;
     if (fault.compute_capability != 0 && fault.compute_capability != compute_capability) continue;
+    if (fault.cure == Cure::pass_lengths && problem.passes_lengths()) continue;
     if (fault.hits(problem)) return &fault;
   }
   return nullptr;
+}
+
+const KnownFault* refusing_fault(const Problem& problem, int version, int compute_capability) {
+  const KnownFault* fault = find_fault(problem, version, compute_capability);
+  return fault && fault->cure == Cure::refuse ? fault : nullptr;
+}
+
+Problem cured(Problem problem, int version, int compute_capability) {
+  const KnownFault* fault = find_fault(problem, version, compute_capability);
+  if (!fault || fault->cure == Cure::refuse) return problem;
+  problem.full_lengths = true;
+  problem.steps.push_back("constant sequence lengths passed: " + std::string(fault->what) + ", " +
+                          std::string(fault->link));
+  return problem;
 }
 
 }  // namespace fulmen::cudnn

@@ -26,7 +26,13 @@ struct KnownFault {
 
 std::span<const KnownFault> known_faults();
 
-// The fault that a problem would meet: rows to be refused first. Null if there is none.
+// The fault that a problem would meet: rows to be refused first. Null if there is none, or it is cured already.
 const KnownFault* find_fault(const Problem& problem, int version, int compute_capability);
+
+// The row that refuses the problem, null if none does.
+const KnownFault* refusing_fault(const Problem& problem, int version, int compute_capability);
+
+// The problem with the cure of its fault applied, the cure being a step that `explain` shows.
+Problem cured(Problem problem, int version, int compute_capability);
 
 }  // namespace fulmen::cudnn

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct Options {
   uint64_t store_limit_bytes = uint64_t{512} << 20;
   int64_t workspace_limit_bytes = int64_t{16} << 30;  // a plan that wants more is refused
   std::string fault;
+  std::function<void(const std::string&)> warn;  // absent: to stderr
 };
 
 Options options_from_environment();

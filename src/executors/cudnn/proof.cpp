@@ -26,6 +26,7 @@ std::string call_text(const Problem& p) {
 
 struct Answers {
   Answer forward, backward;
+  std::unique_ptr<Graph> forward_graph, backward_graph;
   std::optional<Refusal> refusal;
 };
 
@@ -34,8 +35,11 @@ Answers ask(const Problem& problem, const Side& side, const ProofOptions& option
   const std::string library = "cudnn " + version_text(options.version);
   const auto one = [&](Direction direction, RefusalCode code) {
     ++asked;
-    Answer answer = Graph(problem, direction, side).prove();
-    const char* name = direction == Direction::forward ? "forward" : "backward";
+    auto graph = std::make_unique<Graph>(problem, direction, side);
+    Answer answer = graph->prove();
+    const bool forward = direction == Direction::forward;
+    if (side.handle) (forward ? answers.forward_graph : answers.backward_graph) = std::move(graph);
+    const char* name = forward ? "forward" : "backward";
     switch (answer.verdict) {
       case Verdict::accepted: break;
       case Verdict::refused:
@@ -77,14 +81,9 @@ std::variant<Proof, Refusal> prove(Problem problem, const Side& side, const Proo
     return Refusal{RefusalCode::known_fault,
                    "sdpa: cudnn " + version_text(options.version) + " has a known fault here: " + fault_text()};
   }
-  const bool cured = fault && !problem.passes_lengths();
-  Problem asked_for = problem;
-  if (cured) {
-    asked_for.full_lengths = true;
-    asked_for.steps.push_back("constant sequence lengths passed: " + fault_text());
-  }
+  Problem asked_for = cured(problem, options.version, side.compute_capability);
   Answers answers = ask(asked_for, side, options, asked);
-  if (answers.refusal && cured) {
+  if (answers.refusal && fault) {
     Answers plain = ask(problem, side, options, asked);
     if (plain.refusal) return *plain.refusal;
     return Refusal{RefusalCode::known_fault, "sdpa: cudnn " + version_text(options.version) +
@@ -98,7 +97,8 @@ std::variant<Proof, Refusal> prove(Problem problem, const Side& side, const Proo
     if (Answers without = ask(loose, side, options, asked); without.refusal) return *without.refusal;
   }
   if (answers.refusal) return *answers.refusal;
-  return Proof{std::move(asked_for), std::move(answers.forward), std::move(answers.backward)};
+  return Proof{std::move(asked_for), std::move(answers.forward), std::move(answers.backward),
+               std::move(answers.forward_graph), std::move(answers.backward_graph)};
 }
 
 }  // namespace fulmen::cudnn

@@ -13,6 +13,7 @@ struct Proof {
   Problem problem;  // as it will run: cures of known faults applied
   Answer forward;
   Answer backward;  // training only
+  std::unique_ptr<Graph> forward_graph, backward_graph;  // with a handle: to build the plans from
 };
 
 struct ProofOptions {

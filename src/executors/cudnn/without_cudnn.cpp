@@ -20,7 +20,8 @@ std::string Context::unavailable_reason() const { return "cudnn: " + build_reaso
 std::string Context::version() const { return "none, " + build_reason(); }
 int Context::library_version() const { return 0; }
 
-std::shared_ptr<const Claim> Context::claim_sdpa(const SdpaCall& call, const Target& target, const SdpaLayouts&) const {
+std::shared_ptr<const Claim> Context::claim_sdpa(const SdpaCall& call, const Target& target, const SdpaLayouts&,
+                                                 const void*) const {
   ++state_->claims;
   return std::make_shared<const Claim>(claim_forward_only(call, target));
 }

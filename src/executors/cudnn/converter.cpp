@@ -1,0 +1,253 @@
+#include "executors/cudnn/converter.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+
+namespace fulmen::cudnn {
+
+namespace {
+
+constexpr char source_text[] = R"cuda(
+struct Form {
+  long long dims[4];
+  long long strides[4];
+};
+
+__device__ long long offset_of(const Form& form, long long b, long long h, long long q, long long k) {
+  return b * form.strides[0] + h * form.strides[1] + q * form.strides[2] + k * form.strides[3];
+}
+
+// One block a row of the bias. kind 0: bool mask. kind 1: additive mask, copied. closed is -inf in the bias's dtype.
+template <class T>
+__device__ void read_row(const Form mask, const void* mask_data, int kind, const Form bias, T* bias_data, T closed,
+                         unsigned char* open) {
+  const long long row = blockIdx.x;
+  const long long q = row % bias.dims[2], h = row / bias.dims[2] % bias.dims[1], b = row / bias.dims[2] / bias.dims[1];
+  // A mask dimension of 1 under a wider bias repeats.
+  const long long from = offset_of(mask, mask.dims[0] == 1 ? 0 : b, mask.dims[1] == 1 ? 0 : h, mask.dims[2] == 1 ? 0 : q, 0);
+  const long long step = mask.dims[3] == 1 ? 0 : mask.strides[3];
+  const long long to = offset_of(bias, b, h, q, 0);
+  // Rows lie `stride` apart; what is between the last key and the next row is closed too.
+  long long stride = bias.dims[3];
+  for (int i = 2; i >= 0; --i)
+    if (bias.dims[i] > 1) { stride = bias.strides[i]; break; }
+  if (stride < bias.dims[3] || stride > bias.dims[3] + 8) stride = bias.dims[3];
+  int any = 0;
+  for (long long k = threadIdx.x; k < stride; k += blockDim.x) {
+    T value = closed;
+    if (k < bias.dims[3]) {
+      if (kind == 0)
+        value = static_cast<const unsigned char*>(mask_data)[from + k * step] ? T(0) : closed;
+      else
+        value = static_cast<const T*>(mask_data)[from + k * step];
+      any |= value != closed;
+    }
+    if (bias_data) bias_data[to + k] = value;
+  }
+  any = __syncthreads_or(any);
+  if (open && threadIdx.x == 0) open[row] = any != 0;
+}
+
+extern "C" __global__ void mask2(Form mask, const void* data, int kind, Form bias, unsigned short* to,
+                                 unsigned closed, unsigned char* open) {
+  read_row<unsigned short>(mask, data, kind, bias, to, static_cast<unsigned short>(closed), open);
+}
+extern "C" __global__ void mask4(Form mask, const void* data, int kind, Form bias, unsigned* to, unsigned closed,
+                                 unsigned char* open) {
+  read_row<unsigned>(mask, data, kind, bias, to, closed, open);
+}
+
+template <class T>
+__device__ void copy_all(const Form from, const T* source, const Form to, T* target, long long count) {
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
+    const long long k = i % to.dims[3], q = i / to.dims[3] % to.dims[2], h = i / to.dims[3] / to.dims[2] % to.dims[1],
+                    b = i / to.dims[3] / to.dims[2] / to.dims[1];
+    target[offset_of(to, b, h, q, k)] = source ? source[offset_of(from, b, h, q, k)] : T(0);
+  }
+}
+extern "C" __global__ void copy2(Form from, const unsigned short* source, Form to, unsigned short* target, long long count) {
+  copy_all<unsigned short>(from, source, to, target, count);
+}
+extern "C" __global__ void copy4(Form from, const unsigned* source, Form to, unsigned* target, long long count) {
+  copy_all<unsigned>(from, source, to, target, count);
+}
+
+template <class T>
+__device__ void close_all(const Form bias, const unsigned char* open, const int* lengths, const Form out, T* data,
+                          float* lse, long long rows) {
+  const long long row = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const long long q = row % out.dims[2], h = row / out.dims[2] % out.dims[1], b = row / out.dims[2] / out.dims[1];
+  bool closed = lengths && lengths[b] <= 0;
+  if (open) {
+    const long long bb = bias.dims[0] == 1 ? 0 : b, bh = bias.dims[1] == 1 ? 0 : h, bq = bias.dims[2] == 1 ? 0 : q;
+    closed |= !open[(bb * bias.dims[1] + bh) * bias.dims[2] + bq];
+  }
+  if (!closed) return;
+  for (long long k = 0; k < out.dims[3]; ++k) data[offset_of(out, b, h, q, k)] = T(0);
+  if (lse) lse[row] = __int_as_float(0xff800000);
+}
+extern "C" __global__ void close2(Form bias, const unsigned char* open, const int* lengths, Form out,
+                                  unsigned short* data, float* lse, long long rows) {
+  close_all<unsigned short>(bias, open, lengths, out, data, lse, rows);
+}
+extern "C" __global__ void close4(Form bias, const unsigned char* open, const int* lengths, Form out, unsigned* data,
+                                  float* lse, long long rows) {
+  close_all<unsigned>(bias, open, lengths, out, data, lse, rows);
+}
+
+extern "C" __global__ void open_lse(const float* lse, float* to, long long count) {
+  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float value = lse[i];
+  to[i] = value == __int_as_float(0xff800000) ? __int_as_float(0x7f800000) : value;
+}
+)cuda";
+
+struct KernelForm {
+  long long dims[4];
+  long long strides[4];
+  explicit KernelForm(const TensorForm& form) {
+    for (int i = 0; i < 4; ++i) dims[i] = form.dims[i], strides[i] = form.strides[i];
+  }
+};
+
+unsigned blocks_for(int64_t count, int64_t threads) {
+  const int64_t blocks = (count + threads - 1) / threads;
+  FULMEN_CHECK(blocks <= std::numeric_limits<int32_t>::max());
+  return static_cast<unsigned>(std::max<int64_t>(1, blocks));
+}
+
+unsigned minus_infinity(DType dtype) {
+  return dtype == DType::bf16 ? 0xff80u : dtype == DType::f16 ? 0xfc00u : 0xff800000u;
+}
+
+void* open_nvrtc(const std::string& cudnn_folder) {
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"})
+    if (void* library = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) return library;
+  const std::string folders[] = {"", cudnn_folder + "/../../cu13/lib/", cudnn_folder + "/../../cuda_nvrtc/lib/",
+                                 cudnn_folder + "/", "/usr/local/cuda/lib64/"};
+  for (const std::string& folder : folders)
+    for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"})
+      if (void* library = dlopen((folder + name).c_str(), RTLD_NOW)) return library;
+  throw DeviceError("cudnn: this call needs a conversion kernel, and NVRTC (libnvrtc.so.13) is not found");
+}
+
+}  // namespace
+
+const char* converter_source() { return source_text; }
+
+std::string compile_cuda(const std::string& source, int compute_capability, const std::string& cudnn_folder) {
+  static void* library = open_nvrtc(cudnn_folder);
+  const auto symbol = [](const char* name) {
+    void* found = dlsym(library, name);
+    if (!found) throw DeviceError(std::string("nvrtc: the library has no ") + name);
+    return found;
+  };
+  const auto create = reinterpret_cast<int (*)(void**, const char*, const char*, int, const char**, const char**)>(
+      symbol("nvrtcCreateProgram"));
+  const auto compile = reinterpret_cast<int (*)(void*, int, const char**)>(symbol("nvrtcCompileProgram"));
+  const auto log_size = reinterpret_cast<int (*)(void*, size_t*)>(symbol("nvrtcGetProgramLogSize"));
+  const auto log_text = reinterpret_cast<int (*)(void*, char*)>(symbol("nvrtcGetProgramLog"));
+  const auto image_size = reinterpret_cast<int (*)(void*, size_t*)>(symbol("nvrtcGetCUBINSize"));
+  const auto image = reinterpret_cast<int (*)(void*, char*)>(symbol("nvrtcGetCUBIN"));
+  const auto ptx_size = reinterpret_cast<int (*)(void*, size_t*)>(symbol("nvrtcGetPTXSize"));
+  const auto ptx = reinterpret_cast<int (*)(void*, char*)>(symbol("nvrtcGetPTX"));
+  const auto arch_count = reinterpret_cast<int (*)(int*)>(symbol("nvrtcGetNumSupportedArchs"));
+  const auto archs = reinterpret_cast<int (*)(int*)>(symbol("nvrtcGetSupportedArchs"));
+  const auto destroy = reinterpret_cast<int (*)(void**)>(symbol("nvrtcDestroyProgram"));
+  int count = 0;
+  arch_count(&count);
+  std::vector<int> known(static_cast<size_t>(count));
+  if (count > 0) archs(known.data());
+  const bool exact = std::find(known.begin(), known.end(), compute_capability) != known.end();
+  int newest = 0;
+  for (int arch : known)
+    if (arch <= compute_capability) newest = std::max(newest, arch);
+  if (!exact && newest == 0)
+    throw DeviceError("nvrtc: it knows no architecture up to " + std::to_string(compute_capability) +
+                      "; a matching NVRTC is needed");
+  const std::string arch = std::string("--gpu-architecture=") + (exact ? "sm_" : "compute_") + std::to_string(newest);
+  void* program = nullptr;
+  if (const int status = create(&program, source.c_str(), "fulmen.cu", 0, nullptr, nullptr))
+    throw DeviceError("nvrtc: nvrtcCreateProgram gives status " + std::to_string(status));
+  const char* flags[] = {arch.c_str(), "--std=c++17"};
+  const int status = compile(program, 2, flags);
+  std::string result;
+  if (status == 0) {
+    size_t size = 0;
+    (exact ? image_size : ptx_size)(program, &size);
+    result.resize(size);
+    (exact ? image : ptx)(program, result.data());
+  } else {
+    size_t size = 0;
+    log_size(program, &size);
+    result.resize(size);
+    log_text(program, result.data());
+  }
+  destroy(&program);
+  if (status != 0) throw DeviceError("nvrtc: status " + std::to_string(status) + ": " + result);
+  return result;
+}
+
+const Converter::Loaded& Converter::loaded(int device) {
+  std::lock_guard lock(mutex_);
+  if (devices_.size() <= static_cast<size_t>(device)) devices_.resize(static_cast<size_t>(device) + 1);
+  std::unique_ptr<Loaded>& slot = devices_[static_cast<size_t>(device)];
+  if (slot) return *slot;
+  const cuda::Driver& driver = cuda::Driver::require();
+  const std::string code = compile_cuda(source_text, driver.device(device).compute_capability, cudnn_folder_);
+  void* module = driver.load_module(device, code.c_str());
+  auto made = std::make_unique<Loaded>();
+  static constexpr const char* names[] = {"mask2", "mask4", "copy2", "copy4", "close2", "close4", "open_lse"};
+  for (int i = 0; i < function_count; ++i)
+    made->functions[static_cast<size_t>(i)] = driver.function(device, module, names[i]);
+  slot = std::move(made);
+  return *slot;
+}
+
+void Converter::read_mask(int device, void* stream, const TensorForm& mask, const void* mask_data,
+                          const TensorForm& bias, void* bias_data, uint8_t* open) {
+  KernelForm mask_form(mask), bias_form(bias);
+  int kind = mask.dtype == DType::boolean ? 0 : 1;
+  unsigned closed = minus_infinity(bias.dtype);
+  void* arguments[] = {&mask_form, &mask_data, &kind, &bias_form, &bias_data, &closed, &open};
+  const int64_t rows = bias.dims[0] * bias.dims[1] * bias.dims[2];
+  const unsigned threads = static_cast<unsigned>(std::clamp<int64_t>((bias.dims[3] + 31) / 32 * 32, 32, 256));
+  cuda::Driver::require().launch(device, loaded(device).functions[dtype_bytes(bias.dtype) == 2 ? mask2 : mask4],
+                                 blocks_for(rows, 1), threads, stream, arguments);
+}
+
+void Converter::copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
+                     void* to_data) {
+  KernelForm from_form(from), to_form(to);
+  long long count = to.element_count();
+  void* arguments[] = {&from_form, &from_data, &to_form, &to_data, &count};
+  cuda::Driver::require().launch(device, loaded(device).functions[dtype_bytes(to.dtype) == 2 ? copy2 : copy4],
+                                 std::min(blocks_for(count, 256), 65535u), 256, stream, arguments);
+}
+
+void Converter::fill_zero(int device, void* stream, const TensorForm& form, void* data) {
+  copy(device, stream, form, nullptr, form, data);
+}
+
+void Converter::close_rows(int device, void* stream, const TensorForm& bias, const uint8_t* open,
+                           const int32_t* lengths, const TensorForm& out, void* out_data, float* lse_data) {
+  KernelForm bias_form(bias), out_form(out);
+  long long rows = out.dims[0] * out.dims[1] * out.dims[2];
+  void* arguments[] = {&bias_form, &open, &lengths, &out_form, &out_data, &lse_data, &rows};
+  cuda::Driver::require().launch(device, loaded(device).functions[dtype_bytes(out.dtype) == 2 ? close2 : close4],
+                                 blocks_for(rows, 128), 128, stream, arguments);
+}
+
+void Converter::open_lse(int device, void* stream, const float* from, float* to, int64_t count) {
+  long long total = count;
+  void* arguments[] = {&from, &to, &total};
+  cuda::Driver::require().launch(device, loaded(device).functions[lse], blocks_for(count, 256), 256, stream, arguments);
+}
+
+}  // namespace fulmen::cudnn
