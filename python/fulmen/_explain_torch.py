@@ -1,0 +1,46 @@
+"""fulmen.explain of PyTorch modules and functions: compiled afresh, run once, and told from the backend's reports."""
+
+import warnings
+
+import torch
+
+from fulmen._explain import Explanation
+
+
+def explain_torch(fn, args, kwargs, executors):
+    """Compiles `fn` by itself: nothing that was compiled before is touched. The call is made under the caller's modes
+    (grad, autocast, training); its results are dropped."""
+    from fulmen import torch_backend
+
+    options = {} if executors is None else {"executors": executors}
+    fn = getattr(fn, "_orig_mod", fn)  # of torch.compile
+    name = type(fn).__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "function")
+    breaks = []
+    random_state = torch.random.get_rng_state()
+    before = dict(torch._dynamo.utils.counters["graph_break"])
+
+    def backend(module, example_inputs):  # a new function each time: Dynamo never uses another one's graphs for it
+        return torch_backend.fulmen_backend(module, example_inputs, options=dict(options))
+
+    try:
+        with torch_backend.listen() as listener, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # fallbacks are told in the explanation
+            compiled = torch.compile(fn, backend=backend)
+            result = compiled(*args, **kwargs)
+            _look_up_break_reasons(before, breaks)
+            del result
+    finally:
+        torch.random.set_rng_state(random_state)
+    parts, fallbacks, node_count = [], [], 0
+    for report in listener.reports:
+        node_count += report.recorded.node_count
+        fallbacks += [(f.node, f.call, f.reason) for f in report.fallbacks]
+        parts += report.programs
+    return Explanation(name, parts, fallbacks, node_count, breaks)
+
+
+def _look_up_break_reasons(before, breaks):
+    for reason, times in torch._dynamo.utils.counters["graph_break"].items():
+        new = times - before.get(reason, 0)
+        if new > 0:
+            breaks.append(f"{str(reason).splitlines()[0]} (x{new})")
