@@ -74,8 +74,6 @@ std::vector<OpDef> embedding_ops() {
         {"one", {"f32[16,3]", "i64[]"}, {}},
         {"no_tokens", {"f32[16,3]", "i64[0]"}, {}},
         {"i32", {"f32[16,8]", "i32[11]"}, {}},
-        {"padding", {"f32[16,3]", "i64[2,5]"}, {{"padding_idx", int64_t{0}}}},
-        {"padding_from_end", {"f32[16,3]", "i64[13]"}, {{"padding_idx", int64_t{-16}}}},
         {"row_gaps", {"f32[16,5]{stride=8,1}", "i64[5]"}, {}},
         {"transposed", {"f32[16,5]{stride=1,16}", "i64[3,2]{stride=1,3}"}, {}},
         {"bf16", {"bf16[16,9]", "i64[7]"}, {}}},
