@@ -17,7 +17,7 @@ namespace {
 using testing_ops::absent;
 using testing_ops::gradients;
 using testing_ops::Operand;
-using testing_ops::Run;
+using testing_ops::OpRun;
 using testing_ops::run_op;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -37,20 +37,20 @@ std::vector<Operand> with(std::vector<Operand> operands, SdpaOperand at, Operand
 }
 
 TEST(AttentionOps, CausalCornerIsTopLeftC32) {
-  const Run wide = run_op("sdpa", {{"f64[2,1]", {1, 2}}, {"f64[5,1]", {0, 1, 2, 3, 4}}, {"f64[5,1]", {0, 1, 2, 3, 4}}},
+  const OpRun wide = run_op("sdpa", {{"f64[2,1]", {1, 2}}, {"f64[5,1]", {0, 1, 2, 3, 4}}, {"f64[5,1]", {0, 1, 2, 3, 4}}},
                           {{"is_causal", true}, {"scale", 1.0}});
   EXPECT_NEAR(wide.outputs[0].f[0], 0.0, 1e-12);
   EXPECT_NEAR(wide.outputs[0].f[1], 0.880797, 1e-6);
   // Five queries, two keys: one key is open in the first row, both in the others. Values 0 and 1 with equal logits.
-  const Run tall = run_op("sdpa", {{"f64[5,1]", {0}}, {"f64[2,1]", {0, 1}}, {"f64[2,1]", {0, 1}}}, {{"is_causal", true}});
+  const OpRun tall = run_op("sdpa", {{"f64[5,1]", {0}}, {"f64[2,1]", {0, 1}}, {"f64[2,1]", {0, 1}}}, {{"is_causal", true}});
   EXPECT_EQ(tall.outputs[0].f, (std::vector<double>{0, 0.5, 0.5, 0.5, 0.5}));
 }
 
 TEST(AttentionOps, LowerRightCornerEndsAtTheLastKeyC34) {
   const Attributes attrs{{"is_causal", true}, {"lower_right", true}};
-  const Run wide = run_op("sdpa", {{"f64[2,1]", {0}}, {"f64[4,1]", {0}}, {"f64[4,1]", {1, 2, 3, 10}}}, attrs);
+  const OpRun wide = run_op("sdpa", {{"f64[2,1]", {0}}, {"f64[4,1]", {0}}, {"f64[4,1]", {1, 2, 3, 10}}}, attrs);
   EXPECT_EQ(wide.outputs[0].f, (std::vector<double>{2, 4}));
-  const Run tall = run_op("sdpa", {{"f64[4,1]!", {0}}, {"f64[2,1]!", {0}}, {"f64[2,1]!", {1, 3}}}, attrs);
+  const OpRun tall = run_op("sdpa", {{"f64[4,1]!", {0}}, {"f64[2,1]!", {0}}, {"f64[2,1]!", {1, 3}}}, attrs);
   EXPECT_EQ(tall.outputs[0].f, (std::vector<double>{0, 0, 1, 2}));
   const auto grads = gradients(tall);
   EXPECT_EQ(grads[0].f, (std::vector<double>{0, 0, 0, 0}));
@@ -60,7 +60,7 @@ TEST(AttentionOps, LowerRightCornerEndsAtTheLastKeyC34) {
 TEST(AttentionOps, ScaleMayBeNegativeOrZeroC43) {
   const std::vector<Operand> operands = {{"f64[1,1]!", {1}}, {"f64[2,1]!", {0, 2}}, {"f64[2,1]!", {0, 1}}};
   EXPECT_NEAR(run_op("sdpa", operands, {{"scale", -0.5}}).outputs[0].f[0], 0.268941, 1e-6);
-  const Run zero = run_op("sdpa", operands, {{"scale", 0.0}});
+  const OpRun zero = run_op("sdpa", operands, {{"scale", 0.0}});
   EXPECT_DOUBLE_EQ(zero.outputs[0].f[0], 0.5);
   const auto grads = gradients(zero);
   EXPECT_EQ(grads[0].f, std::vector<double>{0});
@@ -72,7 +72,7 @@ TEST(AttentionOps, RowWithNoOpenKeyGivesZerosC11) {
   std::vector<double> mask;
   for (int i = 0; i < 6; ++i)
     for (int j = 0; j < 10; ++j) mask.push_back(i < 5 && j <= i);
-  const Run run = run_op("sdpa", {{"f32[1,2,6,8]!", random_values(96, 1)},
+  const OpRun run = run_op("sdpa", {{"f32[1,2,6,8]!", random_values(96, 1)},
                                   {"f32[1,2,10,8]!", random_values(160, 2)},
                                   {"f32[1,2,10,8]!", random_values(160, 3)},
                                   {"bool[6,10]", mask}},
@@ -95,12 +95,12 @@ TEST(AttentionOps, RowWithNoOpenKeyGivesZerosC11) {
 }
 
 TEST(AttentionOps, BoolMaskOpensKeysC26) {
-  const Run run = run_op("sdpa", {{"f64[2,1]", {0}}, {"f64[3,1]", {0}}, {"f64[3,1]", {1, 2, 6}}, {"bool[2,3]", {1, 0, 1, 0, 0, 0}}});
+  const OpRun run = run_op("sdpa", {{"f64[2,1]", {0}}, {"f64[3,1]", {0}}, {"f64[3,1]", {1, 2, 6}}, {"bool[2,3]", {1, 0, 1, 0, 0, 0}}});
   EXPECT_EQ(run.outputs[0].f, (std::vector<double>{3.5, 0}));
 }
 
 TEST(AttentionOps, AddedMaskOfMinusInfinityClosesKeys) {
-  const Run run = run_op("sdpa", {{"f64[2,1]!", {0}}, {"f64[2,1]!", {0}}, {"f64[2,1]!", {4, 2}},
+  const OpRun run = run_op("sdpa", {{"f64[2,1]!", {0}}, {"f64[2,1]!", {0}}, {"f64[2,1]!", {4, 2}},
                                   {"f64[2,2]!", {0, -infinity, -infinity, -infinity}}});
   EXPECT_EQ(run.outputs[0].f, (std::vector<double>{4, 0}));
   for (const auto& grad : gradients(run))
@@ -109,7 +109,7 @@ TEST(AttentionOps, AddedMaskOfMinusInfinityClosesKeys) {
 
 TEST(AttentionOps, EmptySizesGiveEmptyOrZeroResultsC46) {
   EXPECT_EQ(run_op("sdpa", {{"bf16[0,0,2,0]", {0}}, {"bf16[0,0,2,0]", {0}}, {"bf16[0,0,2,0]", {0}}}).outputs[0].type.shape, (Dims{0, 0, 2, 0}));
-  const Run no_keys = run_op("sdpa", {{"f32[1,1,2,4]!", {1}}, {"f32[1,1,0,4]!", {1}}, {"f32[1,1,0,3]!", {1}}}, {{"return_lse", true}});
+  const OpRun no_keys = run_op("sdpa", {{"f32[1,1,2,4]!", {1}}, {"f32[1,1,0,4]!", {1}}, {"f32[1,1,0,3]!", {1}}}, {{"return_lse", true}});
   EXPECT_EQ(no_keys.outputs[0].f, std::vector<double>(6, 0.0));
   EXPECT_EQ(no_keys.outputs[1].f, std::vector<double>(2, -infinity));
   EXPECT_EQ(gradients(no_keys)[0].f, std::vector<double>(8, 0.0));
@@ -117,14 +117,14 @@ TEST(AttentionOps, EmptySizesGiveEmptyOrZeroResultsC46) {
 
 TEST(AttentionOps, GroupsShareKeyHeadsAndTheirGradientIsTheSum) {
   const auto q = random_values(4 * 3 * 2, 4), k = random_values(2 * 5 * 2, 5), v = random_values(2 * 5 * 2, 6);
-  const Run grouped = run_op("sdpa", {{"f64[4,3,2]!", q}, {"f64[2,5,2]!", k}, {"f64[2,5,2]!", v}}, {{"enable_gqa", true}});
+  const OpRun grouped = run_op("sdpa", {{"f64[4,3,2]!", q}, {"f64[2,5,2]!", k}, {"f64[2,5,2]!", v}}, {{"enable_gqa", true}});
   std::vector<double> wide_k, wide_v;  // heads 0, 0, 1, 1
   for (size_t head : {0, 0, 1, 1})
     for (size_t e = 0; e < 10; ++e) {
       wide_k.push_back(k[head * 10 + e]);
       wide_v.push_back(v[head * 10 + e]);
     }
-  const Run plain = run_op("sdpa", {{"f64[4,3,2]!", q}, {"f64[4,5,2]!", wide_k}, {"f64[4,5,2]!", wide_v}});
+  const OpRun plain = run_op("sdpa", {{"f64[4,3,2]!", q}, {"f64[4,5,2]!", wide_k}, {"f64[4,5,2]!", wide_v}});
   const auto grouped_grads = gradients(grouped), plain_grads = gradients(plain);
   for (size_t e = 0; e < q.size(); ++e) {
     EXPECT_NEAR(grouped.outputs[0].f[e], plain.outputs[0].f[e], 1e-12);
@@ -139,7 +139,7 @@ TEST(AttentionOps, GroupsShareKeyHeadsAndTheirGradientIsTheSum) {
 
 TEST(AttentionOps, WindowKeepsNeighbours) {
   // Equal logits: each row is the mean of the open values. Left 1, right 0.
-  const Run run = run_op("sdpa", {{"f64[4,1]", {0}}, {"f64[4,1]", {0}}, {"f64[4,1]", {1, 3, 5, 9}}},
+  const OpRun run = run_op("sdpa", {{"f64[4,1]", {0}}, {"f64[4,1]", {0}}, {"f64[4,1]", {1, 3, 5, 9}}},
                          {{"window_left", int64_t{1}}, {"window_right", int64_t{0}}});
   EXPECT_EQ(run.outputs[0].f, (std::vector<double>{1, 2, 4, 7}));
 }
@@ -147,7 +147,7 @@ TEST(AttentionOps, WindowKeepsNeighbours) {
 TEST(AttentionOps, SinkTakesPartInTheSoftmaxOnly) {
   // Two keys with logit 0 and a sink of log 2: weights 1/4, 1/4, and 1/2 for nothing.
   const auto operands = with({{"f64[1,1,1,1]!", {0}}, {"f64[1,1,2,1]", {0}}, {"f64[1,1,2,1]", {2, 6}}}, sdpa_sink, {"f64[1]!", {std::log(2.0)}});
-  const Run run = run_op("sdpa", operands, {{"return_lse", true}});
+  const OpRun run = run_op("sdpa", operands, {{"return_lse", true}});
   EXPECT_NEAR(run.outputs[0].f[0], 2.0, 1e-12);
   EXPECT_NEAR(run.outputs[1].f[0], std::log(4.0), 1e-12);
   // d out / d sink = -out times the sink's share
@@ -161,7 +161,7 @@ TEST(AttentionOps, SlopesWeighDistances) {
 }
 
 TEST(AttentionOps, SoftcapBoundsLogits) {
-  const Run run = run_op("sdpa", {{"f64[1,1]", {100}}, {"f64[2,1]", {0, 1}}, {"f64[2,1]", {0, 1}}}, {{"scale", 1.0}, {"softcap", 2.0}});
+  const OpRun run = run_op("sdpa", {{"f64[1,1]", {100}}, {"f64[2,1]", {0, 1}}, {"f64[2,1]", {0, 1}}}, {{"scale", 1.0}, {"softcap", 2.0}});
   EXPECT_NEAR(run.outputs[0].f[0], 1.0 / (1.0 + std::exp(-2.0)), 1e-12);
 }
 
@@ -182,7 +182,7 @@ TEST(AttentionOps, PackedSequencesSeeTheirOwnKeysOnly) {
 TEST(AttentionOps, DropoutDrawsByTheMappingOfPhilox) {
   const double p = 0.5;
   const auto operands = with({{"f64[1,1,2,1]", {0}}, {"f64[1,1,70,1]", {0}}, {"f64[1,1,70,1]", {1}}}, sdpa_seed, {"i64[2]", {11, 64}});
-  const Run run = run_op("sdpa", operands, {{"dropout_p", p}});
+  const OpRun run = run_op("sdpa", operands, {{"dropout_p", p}});
   for (int64_t i = 0; i < 2; ++i) {
     int kept = 0;
     for (uint64_t j = 0; j < 70; ++j) kept += dropout_keeps(philox_word(11, 64, attention_dropout_row(0, i), j), dropout_threshold(p));
@@ -194,7 +194,7 @@ TEST(AttentionOps, DropoutDrawsByTheMappingOfPhilox) {
 
 TEST(AttentionOps, DropoutOfEverythingGivesZerosC41) {
   const auto operands = with({{"f32[1,1,2,4]!", {1}}, {"f32[1,1,3,4]!", {1}}, {"f32[1,1,3,4]!", {1}}}, sdpa_seed, {"i64[2]", {1, 0}});
-  const Run run = run_op("sdpa", operands, {{"dropout_p", 1.0}});
+  const OpRun run = run_op("sdpa", operands, {{"dropout_p", 1.0}});
   EXPECT_EQ(run.outputs[0].f, std::vector<double>(8, 0.0));
   for (const auto& grad : gradients(run))
     for (double value : grad.f) EXPECT_EQ(value, 0.0);
@@ -216,13 +216,13 @@ TEST(AttentionOps, BackwardOfThePairAgreesWithTheDecomposition) {
   const Attributes attrs{{"lower_right", true}, {"window_left", int64_t{3}}, {"window_right", int64_t{1}}, {"dropout_p", 0.25}, {"softcap", 1.5}};
   Attributes grouped = attrs;
   grouped.set("enable_gqa", true);
-  const Run pair = run_op("sdpa_forward", operands, attrs), plain = run_op("sdpa", operands, grouped);
+  const OpRun pair = run_op("sdpa_forward", operands, attrs), plain = run_op("sdpa", operands, grouped);
   const HostTensor out_grad = testing_ops::host_of(pair.outputs[0].type, random_values(80, 12));
   for (size_t e = 0; e < 80; ++e) EXPECT_NEAR(pair.outputs[0].f[e], plain.outputs[0].f[e], 1e-12);
   // Zero for lse: its gradient is another way through the rule.
   const auto expected = gradients(plain, {out_grad});
   const auto by_lse = gradients(pair, {out_grad, testing_ops::host_of(pair.outputs[1].type, {0.0})});
-  Run out_alone = pair;
+  OpRun out_alone = pair;
   out_alone.trace.outputs.resize(1);
   const auto by_pair = gradients(out_alone, {out_grad});
   ASSERT_EQ(expected.size(), 6u);
@@ -244,8 +244,8 @@ TEST(AttentionOps, CallsOfOtherRanksBecomeFourDims) {
   EXPECT_EQ(call.mask->shape, (Dims{1, 1, 5, 7}));
   EXPECT_DOUBLE_EQ(call.scale, 0.25);
   const TensorType flat = parse_tensor_spec("bf16[5,16]"), keys = parse_tensor_spec("bf16[4,7,16]");
-  EXPECT_EQ(sdpa_call_of({&flat, &keys, &keys}, {}, false).query.shape, (Dims{1, 4, 5, 16}));
-  EXPECT_EQ(sdpa_call_of({&flat, &keys, &keys}, {}, false).query.strides[1], 0);
+  EXPECT_EQ(sdpa_call_of({&flat, &keys, &keys}, {{"enable_gqa", false}}, false).query.shape, (Dims{1, 4, 5, 16}));
+  EXPECT_EQ(sdpa_call_of({&flat, &keys, &keys}, {{"enable_gqa", false}}, false).query.strides[1], 0);
 }
 
 TEST(AttentionOps, TypesInOneLayoutStayAsTheyAre) {

@@ -28,13 +28,13 @@ inline HostTensor host_of(const TensorType& type, const std::vector<double>& val
   return host;
 }
 
-struct Run {
+struct OpRun {
   Trace trace;
   std::vector<HostTensor> inputs, outputs;
 };
 
-inline Run run_op(std::string_view op, const std::vector<Operand>& operands, const Attributes& attrs = {}) {
-  Run run;
+inline OpRun run_op(std::string_view op, const std::vector<Operand>& operands, const Attributes& attrs = {}) {
+  OpRun run;
   std::vector<ValueId> ids;
   for (const Operand& operand : operands) {
     if (operand.spec.empty()) {
@@ -53,7 +53,7 @@ inline Run run_op(std::string_view op, const std::vector<Operand>& operands, con
 }
 
 // Gradients of the inputs marked with '!', in order; cotangents of ones unless given, one a result.
-inline std::vector<HostTensor> gradients(const Run& run, const std::vector<HostTensor>& cotangents = {}) {
+inline std::vector<HostTensor> gradients(const OpRun& run, const std::vector<HostTensor>& cotangents = {}) {
   const Trace parts = decompose(run.trace, [](const Trace&, const Node& node) {
     return !std::holds_alternative<ByDecomposition>(op_of(node).gradient);
   });
