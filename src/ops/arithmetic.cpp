@@ -87,6 +87,12 @@ std::vector<OpDef> arithmetic_ops() {
                 binary_gradient([](Builder& b, ValueId, ValueId c, ValueId, ValueId dy) { return b.mul(dy, c); },
                                 [](Builder& b, ValueId a, ValueId, ValueId, ValueId dy) { return b.mul(dy, a); })));
   add(division());
+  OpDef quotient = binary_op({"floor_divide", "div with rounding \"floor\" under the name that Python's // has. Gradient 0.", Kind::number,
+                              Autocast::keep, "nonzero",
+                              {"torch.floor_divide", "Tensor.floor_divide", "operator.floordiv", "Tensor.__floordiv__"}},
+                             zero_gradient());
+  quotient.shape = pointwise_shape_no_bool(Kind::number);
+  add(std::move(quotient));
   add(binary_op({"pow", "a to the power b. Integers stay integers and wrap; a negative integer exponent gives 0 unless a is 1 or -1.",
                  Kind::number, Autocast::fp32, "positive",
                  {"torch.pow", "Tensor.pow", "operator.pow", "Tensor.__pow__"}},

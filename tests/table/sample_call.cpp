@@ -32,7 +32,8 @@ bool holds_positions(const std::string& operand) { return operand == "index" || 
 
 // Operands that an op refuses a gradient for.
 bool has_no_gradient(const OpDef& op, size_t operand) {
-  return op.name == "cross_entropy" && op.operands[std::min(operand, op.operands.size() - 1)].name == "weight";
+  const std::string& name = op.operands[std::min(operand, op.operands.size() - 1)].name;
+  return (op.name == "cross_entropy" && name == "weight") || (op.name == "batch_norm" && name.starts_with("running_"));
 }
 
 double draw_float(const std::string& domain, std::mt19937_64& rng) {
