@@ -3,12 +3,16 @@
 #include "executors/cpu/attention/attention.h"
 #include "executors/cpu/dispatch.h"
 #include "executors/cpu/gemm/matmul_kernels.h"
+#include "executors/cpu/loss/cross_entropy.h"
+#include "executors/cpu/moving/moving.h"
 #include "executors/cpu/tile/fusion.h"
 
 namespace fulmen::cpu {
 namespace {
 
 bool is_attention(const std::string& op) { return op == "sdpa" || op == "sdpa_forward" || op == "sdpa_backward"; }
+
+bool is_loss(const std::string& op) { return op == "cross_entropy" || op == "cross_entropy_grad"; }
 
 bool is_matmul(const std::string& op) {
   for (const char* name : {"matmul", "bmm", "dot", "linear", "addmm", "baddbmm"})
@@ -55,6 +59,8 @@ class CpuExecutor final : public Executor {
         return Refusal{RefusalCode::wrong_device, op + ": an operand is on " + to_string(type->device) + ", cpu needs tensors of the CPU"};
     if (is_matmul(op)) return claim_matmul(call);
     if (is_attention(op)) return claim_attention(call);
+    if (is_loss(op)) return claim_cross_entropy(call);
+    if (is_moving_op(call)) return claim_moving(call);
     return claim_tile_program(call);
   }
 
@@ -63,6 +69,8 @@ class CpuExecutor final : public Executor {
   std::unique_ptr<Kernel> make_kernel(const Call& call, const Plan& plan, const Target&) const override {
     if (is_matmul(call.op->name)) return make_matmul_kernel(call);
     if (is_attention(call.op->name)) return make_attention_kernel(call);
+    if (is_loss(call.op->name)) return make_cross_entropy_kernel(call);
+    if (is_moving_op(call)) return make_moving_kernel(call);
     return make_tile_kernel(plan);
   }
 };

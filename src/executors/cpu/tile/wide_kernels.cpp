@@ -72,7 +72,7 @@ void where_loop(const Work& work) {
 template <class Body, int operands, Kind kind, class T>
 void fill_forms(Kernel (&forms)[8]) {
   // Logical ops read "is not 0" first and work on f32; division by an integer 0 is an error, which tiles cannot raise.
-  constexpr bool divides = std::is_same_v<Body, pointwise::FloorDivide> || std::is_same_v<Body, pointwise::Remainder> ||
+  constexpr bool divides = std::is_same_v<Body, pointwise::FloorDivide> || std::is_same_v<Body, pointwise::TruncDivide> || std::is_same_v<Body, pointwise::Remainder> ||
                            std::is_same_v<Body, pointwise::Fmod>;
   if constexpr (kind == Kind::logical || (std::is_same_v<T, int64_t> && (kind == Kind::floating || divides))) {
     return;

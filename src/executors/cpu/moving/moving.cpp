@@ -1,0 +1,34 @@
+#include "executors/cpu/moving/moving.h"
+
+#include <algorithm>
+#include <string>
+
+namespace fulmen::cpu {
+
+bool is_moving_op(const Call& call) {
+  static constexpr std::string_view ops[] = {"cat", "pad", "slice_scatter", "gather", "index_select", "embedding", "embedding_grad",
+                                             "arange", "dropout_mask", "uniform"};
+  return std::find(std::begin(ops), std::end(ops), call.op->name) != std::end(ops);
+}
+
+std::unique_ptr<Kernel> make_moving_kernel(const Call& call) {
+  if (auto kernel = make_copy_kernel(call)) return kernel;
+  if (auto kernel = make_lookup_kernel(call)) return kernel;
+  return make_source_kernel(call);
+}
+
+Claim claim_moving(const Call& call) {
+  const auto kernel = make_moving_kernel(call);
+  if (!kernel) {
+    std::string types;
+    for (const TensorType* type : call.inputs)
+      if (type) types += (types.empty() ? "" : ", ") + to_string(*type);
+    return Refusal{RefusalCode::wrong_dtype, call.op->name + ": cpu's kernel doesn't take these dtypes or layouts: " + types};
+  }
+  Plan plan;
+  plan.forward.kernel = call.op->name;
+  plan.forward.workspace_bytes = kernel->workspace_bytes();
+  return plan;
+}
+
+}  // namespace fulmen::cpu
