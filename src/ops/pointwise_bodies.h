@@ -155,10 +155,11 @@ struct Mul {
   }
 };
 struct Div { template <class T> static T apply(T a, T b) { return a / b; } };
-// Toward minus infinity. For integers the caller keeps b from being 0.
+// Toward minus infinity. An integer divided by 0 gives 0, here and below.
 struct FloorDivide {
   template <class T> static T apply(T a, T b) {
     if constexpr (is_int<T>) {
+      if (b == 0) return 0;
       if (b == -1) return Neg::apply(a);
       const int64_t quotient = a / b;
       return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
@@ -167,17 +168,17 @@ struct FloorDivide {
     }
   }
 };
-// Toward zero. For integers the caller keeps b from being 0.
+// Toward zero.
 struct TruncDivide {
   template <class T> static T apply(T a, T b) {
-    if constexpr (is_int<T>) return b == -1 ? Neg::apply(a) : a / b; else return trunc(a / b);
+    if constexpr (is_int<T>) return b == 0 ? 0 : b == -1 ? Neg::apply(a) : a / b; else return trunc(a / b);
   }
 };
-// The sign of the divisor, as Python's %. For integers the caller keeps b from being 0.
+// The sign of the divisor, as Python's %.
 struct Remainder {
   template <class T> static T apply(T a, T b) {
     if constexpr (is_int<T>) {
-      if (b == -1) return 0;
+      if (b == 0 || b == -1) return 0;
       const int64_t rest = a % b;
       return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
     } else {
@@ -189,7 +190,7 @@ struct Remainder {
 // The sign of the dividend, as C's fmod.
 struct Fmod {
   template <class T> static T apply(T a, T b) {
-    if constexpr (is_int<T>) return b == -1 ? 0 : a % b; else return fmod(a, b);
+    if constexpr (is_int<T>) return b == 0 || b == -1 ? 0 : a % b; else return fmod(a, b);
   }
 };
 // For integers the exponent is not negative; results wrap.

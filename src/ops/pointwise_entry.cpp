@@ -86,10 +86,7 @@ int64_t integer_attribute(const Attributes& attrs, const std::string& name) {
   return name == "min" ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
 }
 
-bool divides(std::string_view body) { return body == "floor_divide" || body == "remainder" || body == "fmod" || body == "trunc_divide"; }
-
 void run_pointwise(std::string_view op, const ReferenceArgs& args) {
-  const std::string_view name = pointwise_body_name(op, args.attrs);
   const Body& body = body_of(op, args.attrs);
   HostTensor& out = args.outputs[0];
   std::vector<const Dims*> shapes;
@@ -108,11 +105,10 @@ void run_pointwise(std::string_view op, const ReferenceArgs& args) {
       doubles[body.operands + k] = float_attribute(args.attrs, body.attributes[k]);
   }
   FULMEN_CHECK(total <= doubles.size());
-  const bool guard_zero = integers && divides(name);
   for_each_broadcast(out.type.shape, shapes, [&](int64_t linear, const std::vector<int64_t>& offsets) {
     if (integers) {
       for (size_t i = 0; i < body.operands; ++i) whole[i] = args.inputs[i]->i[static_cast<size_t>(offsets[i])];
-      const int64_t value = guard_zero && whole[1] == 0 ? 0 : body.on_integers(whole.data());
+      const int64_t value = body.on_integers(whole.data());
       if (is_float(out.type.dtype))
         out.f[static_cast<size_t>(linear)] = static_cast<double>(value);
       else
