@@ -37,7 +37,8 @@ if(NOT FULMEN_CUDNN)
 endif()
 
 target_sources(fulmen PRIVATE ${FULMEN_CUDNN_DIR}/options.cpp ${FULMEN_CUDNN_DIR}/problem.cpp
-               ${FULMEN_CUDNN_DIR}/rules.cpp ${FULMEN_CUDNN_DIR}/known_faults.cpp ${FULMEN_CUDNN_DIR}/executor.cpp)
+               ${FULMEN_CUDNN_DIR}/rules.cpp ${FULMEN_CUDNN_DIR}/known_faults.cpp ${FULMEN_CUDNN_DIR}/executor.cpp
+               ${FULMEN_CUDNN_DIR}/plan_store.cpp ${FULMEN_CUDNN_DIR}/converter.cpp)
 if(FULMEN_WITHOUT_CUDNN_REASON)
   message(STATUS "Fulmen: no cuDNN executor, ${FULMEN_WITHOUT_CUDNN_REASON}")
   target_sources(fulmen PRIVATE ${FULMEN_CUDNN_DIR}/without_cudnn.cpp)

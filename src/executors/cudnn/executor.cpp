@@ -100,8 +100,14 @@ class CudnnExecutor : public Executor {
     return *context_->claim_sdpa(sdpa_of(call), target, layouts_of(call));
   }
 
-  std::unique_ptr<Kernel> make_kernel(const Call& call, const Plan& plan, const Target& target) const override {
-    return std::make_unique<NodeKernel>(context_->kernel(plan, target), call, sdpa_of(call).scale);
+  std::unique_ptr<Kernel> make_kernel(const Call& call, const Plan&, const Target& target) const override {
+    // The plan was accepted for the op's own layouts; this node may have others (a gradient that arrives with stride 0).
+    // The answer for them is in the cache where they are the same, and a proof of its own where they aren't.
+    const SdpaCall sdpa = sdpa_of(call);
+    const auto answer = context_->claim_sdpa(sdpa, target, layouts_of(call));
+    if (const auto* refusal = std::get_if<Refusal>(answer.get()))
+      throw DeviceError("cudnn: claimed, but not in the layouts of this node: " + refusal->reason);
+    return std::make_unique<NodeKernel>(context_->kernel(std::get<Plan>(*answer), target), call, sdpa.scale);
   }
 
  private:
