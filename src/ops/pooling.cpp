@@ -200,8 +200,8 @@ OpDef avg_pool_op() {
 ValueId averaging_matrix(Builder& b, int64_t size, int64_t result, DType dtype, ValueId like) {
   const ValueId i = count_along(b, result, 2, 0, like), position = count_along(b, size, 2, 1, like);
   const auto number = [&](int64_t value) { return b.number(static_cast<double>(value), DType::i64); };
-  const ValueId begin = b.emit1("floor_divide", {b.mul(i, number(size)), number(result)});
-  const ValueId end = b.emit1("floor_divide", {b.add(b.mul(b.add(i, number(1)), number(size)), number(result - 1)), number(result)});
+  const ValueId begin = b.emit1("div", {b.mul(i, number(size)), number(result)}, {{"rounding", std::string("floor")}});
+  const ValueId end = b.emit1("div", {b.add(b.mul(b.add(i, number(1)), number(size)), number(result - 1)), number(result)}, {{"rounding", std::string("floor")}});
   const ValueId inside = b.emit1("logical_and", {b.emit1("ge", {position, begin}), b.emit1("lt", {position, end})});
   const ValueId length = b.convert(b.sub(end, begin), dtype);
   return b.where(inside, b.div(b.number(1.0, dtype), length), b.number(0.0, dtype));
