@@ -21,6 +21,9 @@ class TileKernel final : public Kernel {
   std::shared_ptr<const tile::Program> program_;
 };
 
+// A loop nest that never runs would leave the result of a reduction unwritten.
+bool is_empty(const TensorType* type) { return type && type->element_count() == 0; }
+
 Trace single_node_body(const Call& call) {
   Trace body;
   body.name = call.op->name;
@@ -44,6 +47,10 @@ Trace single_node_body(const Call& call) {
 }  // namespace
 
 Claim claim_tile_program(const Call& call) {
+  for (size_t i = 0; i < call.inputs.size(); ++i)
+    if (is_empty(call.inputs[i]))
+      return Refusal{RefusalCode::degenerate, call.op->name + ": operand " + std::to_string(i) + " is " + to_string(*call.inputs[i]) +
+                                                  ", a tile program needs at least one element of each"};
   auto compiled = call.body ? tile::compile_body(*call.body, chosen_isa()) : tile::compile_body(single_node_body(call), chosen_isa());
   if (const auto* reason = std::get_if<std::string>(&compiled)) {
     const bool names_op = reason->rfind(call.op->name + ": ", 0) == 0;
@@ -64,6 +71,8 @@ std::unique_ptr<Kernel> make_tile_kernel(const Plan& plan) {
 bool is_tile_op(const Call& call) {
   static constexpr std::string_view structural[] = {"convert", "sum", "amax", "amin", "contiguous", "reshape", "permute", "broadcast_to", "full"};
   if (call.outputs.size() != 1 || !call.outputs[0] || call.outputs[0]->element_count() == 0) return false;
+  for (const TensorType* type : call.inputs)
+    if (is_empty(type)) return false;
   const std::string& op = call.op->name;
   return std::find(std::begin(structural), std::end(structural), op) != std::end(structural) ||
          tile::find_pointwise(pointwise_body_name(op, *call.attrs)) != nullptr;
