@@ -1,5 +1,7 @@
 // Activation functions and their one-instruction gradients, which are ops of their own so that a backward pass reads as
 // one line and every executor computes it in one go. Each has a gradient in turn, so second derivatives work.
+#include <numbers>
+
 #include "ops/pointwise_entry.h"
 #include "ops/rules/dims.h"
 
@@ -29,7 +31,7 @@ std::vector<Sample> with(std::vector<Sample> samples, std::vector<Sample> more) 
 ValueId gelu_curvature(Builder& b, ValueId x, bool tanh_form) {
   const ValueId x2 = b.emit1("square", {x});
   if (!tanh_form) {
-    const ValueId density = b.mul(b.exp(b.mul(x2, -0.5)), pointwise::inv_sqrt_two_pi);
+    const ValueId density = b.mul(b.exp(b.mul(x2, -0.5)), std::numbers::inv_sqrtpi / std::numbers::sqrt2);
     return b.mul(density, b.add(b.neg(x2), 2.0));
   }
   const double k = pointwise::sqrt_two_over_pi, c = pointwise::gelu_cubic;
