@@ -38,6 +38,9 @@ using std::tanh;
 using std::trunc;
 
 inline double round_even(double x) { return std::nearbyint(x); }
+// The normal distribution function, and the derivative of x times it.
+inline double normal_cdf(double x) { return 0.5 * (1.0 + std::erf(x * 0.70710678118654752440)); }
+inline double gelu_slope(double x) { return normal_cdf(x) + x * 0.39894228040143267794 * std::exp(-0.5 * x * x); }
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 inline double select(bool condition, double yes, double no) { return condition ? yes : no; }
 inline double maximum(double a, double b) { return a != a ? a : b != b ? b : a > b ? a : b; }
@@ -52,7 +55,6 @@ inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 template <class T>
 inline constexpr bool is_int = std::is_same_v<T, int64_t>;
 
-inline constexpr double sqrt_half = 0.70710678118654752440;
 inline constexpr double inv_sqrt_two_pi = 0.39894228040143267794;
 inline constexpr double sqrt_two_over_pi = 0.79788456080286535588;
 inline constexpr double gelu_cubic = 0.044715;
@@ -113,7 +115,7 @@ struct Relu {
 };
 // x Phi(x), Phi the normal distribution function
 struct Gelu {
-  template <class T> static T apply(T x) { return T(0.5) * x * (T(1) + erf(x * T(sqrt_half))); }
+  template <class T> static T apply(T x) { return x * normal_cdf(x); }
 };
 struct GeluTanh {
   template <class T> static T apply(T x) {
@@ -248,13 +250,7 @@ struct Elu {
 };
 
 // --- gradients worth one instruction; dy is the gradient of the result ---
-struct GeluGrad {
-  template <class T> static T apply(T x, T dy) {
-    const T cdf = T(0.5) * (T(1) + erf(x * T(sqrt_half)));
-    const T pdf = T(inv_sqrt_two_pi) * exp(T(-0.5) * x * x);
-    return dy * (cdf + x * pdf);
-  }
-};
+struct GeluGrad { template <class T> static T apply(T x, T dy) { return dy * gelu_slope(x); } };
 struct GeluTanhGrad {
   template <class T> static T apply(T x, T dy) {
     const T x2 = x * x;

@@ -24,7 +24,7 @@ float log_sum_exp(const T* x, int64_t count, float* sum) {
   const vfloat top_lanes = splat(top);
   vfloat powers[4] = {};
   // A NaN is not seen by max above; exp carries it on.
-  for_each_vector(x, count, lowest, [&](int k, vfloat v) { powers[k] += exp(v - top_lanes); });
+  for_each_vector(x, count, lowest, [&](int k, vfloat v) { powers[k] += fast_exp(v - top_lanes); });
   const float total = reduce_add((powers[0] + powers[1]) + (powers[2] + powers[3]));
   if (sum) {
     vfloat sums[4] = {};
@@ -38,10 +38,10 @@ template <class T>
 void gradient(const T* x, T* out, int64_t count, float lse, float share, float scale) {
   const vfloat shift = splat(lse), less = splat(share), factor = splat(scale);
   int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(out + i, (exp(load(x + i) - shift) - less) * factor);
+  for (; i + lanes <= count; i += lanes) store(out + i, (fast_exp(load(x + i) - shift) - less) * factor);
   if (i < count) {
     const int rest = static_cast<int>(count - i);
-    store_partial(out + i, (exp(load_partial(x + i, rest) - shift) - less) * factor, rest);
+    store_partial(out + i, (fast_exp(load_partial(x + i, rest) - shift) - less) * factor, rest);
   }
 }
 
