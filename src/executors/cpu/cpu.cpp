@@ -27,6 +27,10 @@ SdpaCall attention_call(const Call& call) {
 }
 
 Claim claim_attention(const Call& call) {
+  if (!is_canonical_sdpa(call.inputs))
+    return Refusal{RefusalCode::wrong_shape, "sdpa: query is " + to_string(call.inputs[sdpa_query]->shape) + ", key is " +
+                                                 to_string(call.inputs[sdpa_key]->shape) +
+                                                 "; the cpu kernels need four dims with one batch size, as the decomposition makes them"};
   if (auto refusal = attention_refusal(attention_call(call))) return *refusal;
   Plan plan;
   plan.forward.kernel = call.op->name == "sdpa_backward" ? "attention_backward" : "attention_forward";
@@ -39,7 +43,9 @@ std::unique_ptr<Kernel> make_attention_kernel(const Call& call) {
   if (call.op->name != "sdpa_backward")
     return make_attention_forward(sdpa, *call.outputs[0], call.outputs.size() > 1 ? call.outputs[1] : nullptr);
   SdpaGradientTypes gradients{};
-  for (size_t i = 0; i < gradients.size() && i < call.outputs.size(); ++i) gradients[i] = call.outputs[i];
+  const Dims& needs = call.attrs->get_dims("needs");
+  for (size_t i = 0; i < gradients.size() && i < call.outputs.size(); ++i)
+    if (needs.at(i)) gradients[i] = call.outputs[i];
   return make_attention_backward(sdpa, *call.inputs[sdpa_out], *call.inputs[sdpa_out_grad], gradients);
 }
 
