@@ -23,7 +23,9 @@ def explain_torch(fn, args, kwargs, executors):
         return torch_backend.fulmen_backend(module, example_inputs, options=dict(options))
 
     try:
-        with torch_backend.listen() as listener, warnings.catch_warnings():
+        # Each explanation adds a graph to what Dynamo keeps for a code object: its limits are for users' own recompiles.
+        limits = {name: 1 << 20 for name in ("recompile_limit", "accumulated_recompile_limit") if hasattr(torch._dynamo.config, name)}
+        with torch._dynamo.config.patch(limits), torch_backend.listen() as listener, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # fallbacks are told in the explanation
             compiled = torch.compile(fn, backend=backend)
             result = compiled(*args, **kwargs)

@@ -2,7 +2,9 @@
 
 import functools
 import sys
+import weakref
 
+from fulmen import _core
 from fulmen._core import TypeError
 
 
@@ -23,15 +25,25 @@ def jit(fn_or_module=None, *, executors=None, autocast=None, dynamic=None):
     return _Function(fn_or_module, executors, autocast, dynamic)
 
 
+_reports = weakref.WeakKeyDictionary()  # a compiled module or function -> the backend's reports of its graphs
+
+
 def _compile_torch(fn, executors, autocast, dynamic):
     import torch
 
+    from fulmen import torch_backend
     from fulmen._executors import resolve
 
-    options = {}
-    if executors is not None:
-        options["executors"] = resolve(executors)
-    compiled = torch.compile(fn, backend="fulmen", dynamic=dynamic, options=options or None)
+    options = {} if executors is None else {"executors": resolve(executors)}
+    reports = []
+
+    def backend(module, example_inputs):
+        made = torch_backend.fulmen_backend(module, example_inputs, options=dict(options))
+        reports[:] = [*reports, torch_backend.last_report()][-8:]
+        return made
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    _reports[compiled] = reports
     if autocast is None:
         return compiled
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16}.get(str(autocast).rpartition(".")[2].replace("bfloat16", "bf16").replace("float16", "f16"))
@@ -47,7 +59,7 @@ def _compile_torch(fn, executors, autocast, dynamic):
         with torch.autocast(device, dtype=dtype):
             return compiled(*args, **kwargs)
 
-    call.compiled = compiled
+    _reports[call] = reports
     return call
 
 
@@ -88,4 +100,12 @@ def last_traces(fn=None):
         return traced.traces()
     from fulmen import torch_backend
 
-    return torch_backend.last_traces(fn)
+    torch_form = getattr(fn, "torch_form", None) or fn
+    reports = _reports.get(torch_form) if torch_form is not None and not isinstance(torch_form, (str, int)) else None
+    last = reports[-1] if reports else torch_backend.last_report()
+    if last is None or not last.programs:
+        return {}
+    trace, compiled = last.programs[-1]
+    if not any(stage.text for stage in compiled.stages):
+        compiled = _core.compile(trace, training=compiled.has_backward, keep_texts=True)
+    return {**{stage.name: stage.text for stage in compiled.stages}, "acquire": str(trace)}

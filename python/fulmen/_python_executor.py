@@ -111,7 +111,16 @@ class PythonExecutor:
                 raise TypeError(f"{self.name}: {op} gave no result {index}")
             if tuple(result.shape) != tuple(into.shape):
                 raise TypeError(f"{self.name}: {op} gave shape {list(result.shape)} for result {index}; {list(into.shape)} is needed")
-            into[...] = result
+            into[...] = result if type(into).__module__ == "numpy" else _as_like(into, result)
+
+
+def _as_like(into, result):
+    """A result as a tensor of `into`'s framework: functions may answer a PyTorch tensor with a NumPy array."""
+    if hasattr(into, "new_tensor") and not hasattr(result, "new_tensor"):
+        import torch
+
+        return torch.as_tensor(result)
+    return result
 
 
 def _fill_lse(name, rule):

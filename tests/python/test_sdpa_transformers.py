@@ -23,7 +23,7 @@ def config_of(name):
     if name == "bert":
         return t.BertConfig(**SMALL, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
     if name == "t5":
-        return t.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0)
+        return t.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0)
     raise ValueError(name)
 
 
