@@ -7,7 +7,7 @@ namespace fulmen::cpu {
 
 bool is_moving_op(const Call& call) {
   static constexpr std::string_view ops[] = {"cat", "pad", "slice_scatter", "gather", "index_select", "embedding", "embedding_grad",
-                                             "arange", "dropout_mask", "uniform"};
+                                             "arange", "uniform"};
   return std::find(std::begin(ops), std::end(ops), call.op->name) != std::end(ops);
 }
 

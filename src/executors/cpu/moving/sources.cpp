@@ -1,4 +1,4 @@
-// arange, and the draws of Philox: dropout_mask and uniform. Element n of a draw depends on the seed and n alone
+// arange, and uniform draws of Philox (dropout masks are drawn on the tile machine). Element n of a draw depends on the seed and n alone
 // (core/philox.h), whatever the threads.
 #include <algorithm>
 #include <string>
@@ -59,17 +59,12 @@ class Draw final : public Kernel {
  public:
   explicit Draw(const Call& call)
       : count_(call.outputs[0]->element_count()), seed_stride_(call.inputs[0]->strides[0]), dtype_(call.outputs[0]->dtype),
-        offset_(static_cast<uint64_t>(call.attrs->get_int("offset"))) {
-    if (dtype_ == DType::boolean) threshold_ = dropout_threshold(call.attrs->get_float("p"));
-  }
+        offset_(static_cast<uint64_t>(call.attrs->get_int("offset"))) {}
   void run(const RunContext&, const void* const* inputs, void* const* outputs) const override {
     const int64_t* seed = static_cast<const int64_t*>(inputs[0]);
     const uint64_t key = static_cast<uint64_t>(seed[0]), offset = static_cast<uint64_t>(seed[seed_stride_]) + offset_;
     void* out = outputs[0];
     switch (dtype_) {
-      case DType::boolean:
-        draw(key, offset, count_, [&](int64_t n, uint32_t word) { static_cast<uint8_t*>(out)[n] = dropout_keeps(word, threshold_); });
-        break;
       case DType::f32:
         draw(key, offset, count_, [&](int64_t n, uint32_t word) { static_cast<float*>(out)[n] = uniform_of_word(word); });
         break;
@@ -87,14 +82,14 @@ class Draw final : public Kernel {
  private:
   int64_t count_, seed_stride_;
   DType dtype_;
-  uint64_t offset_, threshold_ = 0;
+  uint64_t offset_;
 };
 
 }  // namespace
 
 std::unique_ptr<Kernel> make_source_kernel(const Call& call) {
   const std::string& op = call.op->name;
-  if (op == "dropout_mask" || op == "uniform") return std::make_unique<Draw>(call);
+  if (op == "uniform") return std::make_unique<Draw>(call);
   if (op != "arange") return nullptr;
   switch (call.outputs[0]->dtype) {
     case DType::u8: return std::make_unique<Arange<uint8_t>>(call);

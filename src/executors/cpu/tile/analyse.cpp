@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/half.h"
+#include "core/philox.h"
 #include "executors/cpu/tile/expression.h"
 #include "ops/axes.h"
 #include "ops/builder.h"
@@ -122,7 +123,7 @@ class Analyser {
     const Domain from = at(expression).domain;
     if (from == domain) return expression;
     Expression e;
-    if (at(expression).code == Code::load) {  // memory is read in any domain
+    if (at(expression).code == Code::load && !result_.views[static_cast<size_t>(at(expression).view)].is_draw) {  // memory is read in any domain
       e = at(expression);
       e.domain = domain;
     } else if (at(expression).code == Code::constant) {
@@ -284,6 +285,24 @@ class Analyser {
     return result;
   }
 
+  // A view of memory that isn't there: positions instead of addresses.
+  Computed draw_node(const Node& node) {
+    const Computed& seed = values_[static_cast<size_t>(node.inputs[0])];
+    if (seed.view < 0) refuse(node, "its seed is computed in the group");
+    const MemoryView& from = pending_views_[static_cast<size_t>(seed.view)];
+    const TensorType& type = body_.type(node.outputs[0]);
+    MemoryView view{from.index, DType::boolean, 0, type.shape, contiguous_strides(type.shape), {}};
+    view.is_draw = true;
+    view.seed_offset = from.offset;
+    view.seed_stride = from.strides[0];
+    view.draw_offset = static_cast<uint64_t>(node.attrs.get_int("offset"));
+    view.threshold = dropout_threshold(node.attrs.get_float("p"));
+    Computed result;
+    result.dtype = DType::boolean;
+    result.view = add_view(std::move(view));
+    return result;
+  }
+
   // reshape, permute, broadcast_to and slice of memory change the view; of a computed value, its dims.
   Computed view_node(const Node& node) {
     const std::string& op = node.op->name;
@@ -416,6 +435,7 @@ class Analyser {
       result.dtype = type.dtype;
       return result;
     }
+    if (op == "dropout_mask") return draw_node(node);
     if (op == "sum") return reduction_node(node, Fold::sum);
     if (op == "amax") return reduction_node(node, Fold::max);
     if (op == "amin") return reduction_node(node, Fold::min);

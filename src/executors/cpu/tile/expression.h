@@ -27,6 +27,10 @@ struct MemoryView {
   int64_t offset = 0;  // elements
   Dims shape, strides;
   AxisDims dims;  // parallel to shape
+  // Nothing is there: an element is drawn from its position. `index` is the seed's input, seed_* how that lies.
+  bool is_draw = false;
+  int64_t seed_offset = 0, seed_stride = 1;
+  uint64_t draw_offset = 0, threshold = 0;
 };
 
 struct Expression {

@@ -69,7 +69,7 @@ std::unique_ptr<Kernel> make_tile_kernel(const Plan& plan) {
 }
 
 bool is_tile_op(const Call& call) {
-  static constexpr std::string_view structural[] = {"convert", "sum", "amax", "amin", "contiguous", "reshape", "permute", "broadcast_to", "full"};
+  static constexpr std::string_view structural[] = {"convert", "sum", "amax", "amin", "contiguous", "reshape", "permute", "broadcast_to", "full", "dropout_mask"};
   if (call.outputs.size() != 1 || !call.outputs[0] || call.outputs[0]->element_count() == 0) return false;
   for (const TensorType* type : call.inputs)
     if (is_empty(type)) return false;

@@ -58,6 +58,9 @@ struct Block {
   int64_t rows = 1, cols = 1;
   int64_t col_stride = 1;                // where the inner axes are one axis
   const int64_t* col_offsets = nullptr;  // else `cols` offsets
+  // A draw instead of memory: positions count from `first` in the drawn tensor.
+  int64_t first = 0;
+  uint64_t key = 0, counter_offset = 0, threshold = 0;
 };
 using LoadKernel = void (*)(void* dst, const Block& block);
 using StoreKernel = void (*)(const void* src, const Block& block);
@@ -73,6 +76,7 @@ struct KernelTable {
   Kernel round_bf16 = nullptr, round_f16 = nullptr;
   LoadKernel load[dtype_count] = {};        // memory of the dtype -> registers of this domain
   StoreKernel store[dtype_count] = {};
+  LoadKernel draw_mask = nullptr;           // 1 where Philox's word (core/philox.h) is at least the threshold, else 0
 };
 
 // f32 registers: the table of the instruction set. f64 and i64: one table for all.

@@ -1,7 +1,9 @@
 // f32 tile instructions, compiled once an instruction set. The pointwise ones come from the shared bodies.
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
+#include "core/philox.h"
 #include "executors/cpu/tile/kernels.h"
 #include "executors/cpu/vec_math.h"
 
@@ -331,6 +333,84 @@ void store_block(const void* from, const Block& block) {
   }
 }
 
+// --- drawing ---
+
+FULMEN_INLINE void multiply_wide(vuint a, uint32_t factor, vuint& high, vuint& low) {
+#if defined(__AVX512F__)
+  const __m512i m = _mm512_set1_epi64(factor), v = (__m512i)a;
+  const __m512i even = _mm512_mul_epu32(v, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(v, 32), m);
+  low = (vuint)_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+  high = (vuint)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+#elif defined(__AVX2__)
+  const __m256i m = _mm256_set1_epi64x(factor), v = (__m256i)a;
+  const __m256i even = _mm256_mul_epu32(v, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(v, 32), m);
+  low = (vuint)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+  high = (vuint)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+#else
+  for (int i = 0; i < lanes; ++i) {
+    const uint64_t product = uint64_t{a[i]} * factor;
+    low[i] = static_cast<uint32_t>(product);
+    high[i] = static_cast<uint32_t>(product >> 32);
+  }
+#endif
+}
+
+// The 64 elements of a group of 16 counters, as core/philox.h maps them.
+FULMEN_INLINE void draw_group(const Block& block, uint64_t group, float* out) {
+  for (int part = 0; part < 16; part += lanes) {
+    const uint64_t first = block.counter_offset + 16 * group + static_cast<uint64_t>(part);
+    const vuint start = vuint{} + static_cast<uint32_t>(first);
+    vuint c0 = start + (vuint)lane_index(), c1 = vuint{} + static_cast<uint32_t>(first >> 32);
+    c1 -= (vuint)(c0 < start);  // carry
+    vuint c2{}, c3{};
+    uint32_t k0 = static_cast<uint32_t>(block.key), k1 = static_cast<uint32_t>(block.key >> 32);
+    for (int round = 0; round < philox_rounds; ++round) {
+      vuint high0, low0, high1, low1;
+      multiply_wide(c0, philox_multiplier[0], high0, low0);
+      multiply_wide(c2, philox_multiplier[1], high1, low1);
+      c0 = high1 ^ c1 ^ k0;
+      c2 = high0 ^ c3 ^ k1;
+      c1 = low1;
+      c3 = low0;
+      k0 += philox_weyl[0];
+      k1 += philox_weyl[1];
+    }
+    const vuint words[4] = {c0, c1, c2, c3};
+    const vuint threshold = vuint{} + static_cast<uint32_t>(block.threshold);
+    for (int w = 0; w < 4; ++w) store(out + 16 * w + part, select((vint)(words[w] >= threshold), splat(1.0f), vfloat{}));
+  }
+}
+
+void draw_mask(void* to, const Block& block) {
+  float* dst = static_cast<float*>(to);
+  if (block.threshold >> 32) {  // probability 1
+    std::memset(dst, 0, static_cast<size_t>(block.rows * block.cols) * sizeof(float));
+    return;
+  }
+  for (int64_t row = 0; row < block.rows; ++row, dst += block.cols) {
+    const int64_t first = block.first + block.row_offsets[row];
+    if (block.col_offsets || block.col_stride != 1) {
+      for (int64_t c = 0; c < block.cols; ++c) {
+        const int64_t n = first + (block.col_offsets ? block.col_offsets[c] : c * block.col_stride);
+        dst[c] = philox_word(block.key, block.counter_offset, 0, static_cast<uint64_t>(n)) >= block.threshold ? 1.0f : 0.0f;
+      }
+      continue;
+    }
+    alignas(64) float group[64];
+    for (int64_t c = 0; c < block.cols;) {
+      const int64_t n = first + c, within = n % 64;
+      const int64_t count = std::min<int64_t>(64 - within, block.cols - c);
+      if (count == 64) {
+        draw_group(block, static_cast<uint64_t>(n / 64), dst + c);
+      } else {
+        draw_group(block, static_cast<uint64_t>(n / 64), group);
+        std::memcpy(dst + c, group + within, static_cast<size_t>(count) * sizeof(float));
+      }
+      c += count;
+    }
+  }
+}
+
 tile::KernelTable make_table() {
   tile::KernelTable table;
   int op = 0;
@@ -346,6 +426,7 @@ tile::KernelTable make_table() {
   table.multiply_reduce_rows = multiply_reduce_rows;
   table.repeat = repeat;
   table.spread = spread;
+  table.draw_mask = draw_mask;
   table.round_bf16 = round_to<bf16>;
   table.round_f16 = round_to<f16>;
   auto set_load = [&](DType dtype, tile::LoadKernel kernel) { table.load[static_cast<int>(dtype)] = kernel; };

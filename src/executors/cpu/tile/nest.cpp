@@ -259,6 +259,11 @@ class NestChooser {
       memory.index = view.index;
       memory.dtype = view.dtype;
       memory.offset = view.offset;
+      memory.is_draw = view.is_draw;
+      memory.seed_offset = view.seed_offset;
+      memory.seed_stride = view.seed_stride;
+      memory.draw_offset = view.draw_offset;
+      memory.threshold = view.threshold;
       const auto strides = axis_strides(view);
       const auto stride = [&](const std::vector<int>& run) { return strides.count(run.back()) ? strides.at(run.back()) : 0; };
       for (const auto& run : outer_runs) memory.outer_strides.push_back(stride(run));

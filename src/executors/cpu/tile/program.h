@@ -23,6 +23,9 @@ struct Memory {
   Dims outer_strides, inner_strides;  // parallel to the program's outer and inner sizes
   bool is_even = true;                // the inner axes are evenly spaced: one column stride
   int64_t col_stride = 0;
+  bool is_draw = false;  // see MemoryView
+  int64_t seed_offset = 0, seed_stride = 1;
+  uint64_t draw_offset = 0, threshold = 0;
 };
 
 // The rows and columns that an instruction works on, as its kernel sees them.

@@ -220,7 +220,7 @@ class Runner {
     Block block;
     block.dtype = memory.dtype;
     const int64_t bytes = static_cast<int64_t>(dtype_bytes(memory.dtype));
-    std::byte* base = memory_start(memory);
+    std::byte* base = memory.is_draw ? nullptr : memory_start(memory);
     block.row_offsets = row_offsets_;
     if (step.extent == Extent::row || step.extent == Extent::full) {
       block.rows = rows_;
@@ -231,7 +231,7 @@ class Runner {
     if (step.extent == Extent::column || step.extent == Extent::full) {
       block.cols = cols_;
       if (memory.is_even) {
-        base += col_ * memory.col_stride * bytes;
+        if (base) base += col_ * memory.col_stride * bytes;
         block.col_stride = memory.col_stride;
       } else {
         fill_offsets(col_, cols_, p_.inner_sizes, memory.inner_strides, col_offsets_);
@@ -244,6 +244,13 @@ class Runner {
       block.col_stride = memory.outer_strides[0];
     }
     block.base = base;
+    if (memory.is_draw) {
+      const int64_t* seed = static_cast<const int64_t*>(inputs_[memory.index]) + memory.seed_offset;
+      block.key = static_cast<uint64_t>(seed[0]);
+      block.counter_offset = static_cast<uint64_t>(seed[memory.seed_stride]) + memory.draw_offset;
+      block.threshold = memory.threshold;
+      block.first = memory.offset + (block.col_offsets || step.extent == Extent::row ? 0 : col_ * memory.col_stride);
+    }
     if (step.action == Action::load) step.load(slots_[step.dst], block);
     else step.store(slots_[step.src[0]], block);
   }

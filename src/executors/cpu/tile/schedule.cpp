@@ -190,7 +190,7 @@ class Scheduler {
   Step load_step(const Memory& memory, Domain domain, Extent extent, int dst) {
     Step step;
     step.action = Action::load;
-    step.load = table(domain).load[static_cast<int>(memory.dtype)];
+    step.load = memory.is_draw ? table(domain).draw_mask : table(domain).load[static_cast<int>(memory.dtype)];
     step.memory = add_memory(memory);
     step.extent = extent;
     step.dst = dst;
@@ -693,7 +693,7 @@ class Scheduler {
       if (!p.is_live || p.extent != Extent::full) continue;
       const Expression& e = at(static_cast<int>(i));
       double each = 0.08;
-      if (e.code == Code::load) each = 0.1 * static_cast<double>(dtype_bytes(e.dtype));
+      if (e.code == Code::load) each = analysis_.views[static_cast<size_t>(e.view)].is_draw ? 1.0 : 0.1 * static_cast<double>(dtype_bytes(e.dtype));
       if (e.code == Code::pointwise) {
         switch (e.op) {
           case Op::exp: case Op::log: case Op::sigmoid: case Op::silu: case Op::div: case Op::sqrt: case Op::rsqrt: each = 0.4; break;
