@@ -6,6 +6,7 @@ compiled (specialise.py), and what comes back runs it with autograd (bridge.py).
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from dataclasses import dataclass, field
@@ -37,18 +38,15 @@ _listeners: list = []
 _last: Report | None = None
 
 
-class listen:
-    """While entered, every report of a newly compiled graph is appended to `reports`."""
-
-    def __init__(self):
-        self.reports: list[Report] = []
-
-    def __enter__(self):
-        _listeners.append(self.reports)
-        return self
-
-    def __exit__(self, *error):
-        _listeners.remove(self.reports)
+@contextlib.contextmanager
+def listen():
+    """Gives a list to which the report of every graph compiled meanwhile is appended; their stage texts are kept."""
+    reports: list[Report] = []
+    _listeners.append(reports)
+    try:
+        yield reports
+    finally:
+        _listeners[:] = [other for other in _listeners if other is not reports]
 
 
 def last_report() -> Report | None:
