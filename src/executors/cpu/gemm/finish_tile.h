@@ -143,6 +143,15 @@ inline void finish_vector(vfloat v, int64_t row, int64_t column, int count, cons
   store_any(out.c, out.c_dtype, at, out.c_column_stride, count, v);
 }
 
+// Asks for the memory of a tile of C while its sums are being made: the stores would wait for it.
+FULMEN_INLINE void prefetch_tile(int rows, int columns, int64_t row0, int64_t column0, const TileOutput& out) {
+  if (out.c_column_stride != 1) return;
+  const int64_t bytes = static_cast<int64_t>(out.c_dtype == DType::f32 ? 4 : 2);
+  const char* p = static_cast<const char*>(out.c) + (row0 * out.c_row_stride + column0) * bytes;
+  for (int r = 0; r < rows; ++r, p += out.c_row_stride * bytes)
+    for (int64_t at = 0; at < columns * bytes; at += 64) __builtin_prefetch(p + at, 1);
+}
+
 // `sums` has rows x columns floats, rows sums_stride apart (a multiple of lanes, so whole vectors can be read).
 inline void finish_tile(const float* sums, int64_t sums_stride, int rows, int columns, int64_t row0, int64_t column0,
                         const TileOutput& out) {

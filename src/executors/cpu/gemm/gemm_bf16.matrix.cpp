@@ -36,18 +36,30 @@ void pack_tiles(const Cells& cells, int64_t width, int64_t k_tiles, uint32_t* pa
   const int64_t filled = (cells.k + 1) / 2;
   for (int64_t w0 = 0; w0 < width; w0 += rows_of_block, packed += k_tiles * rows_of_block * cells_of_tile) {
     const int64_t live = width - w0 < rows_of_block ? width - w0 : rows_of_block;
+    if (cells.k_stride == 1) {
+      constexpr int64_t run = 8;  // tiles: rows are read in runs of 512 bytes
+      for (int64_t t0 = 0; t0 < k_tiles; t0 += run) {
+        const int64_t t1 = k_tiles - t0 < run ? k_tiles : t0 + run;
+        for (int64_t w = 0; w < rows_of_block; ++w)
+          for (int64_t t = t0; t < t1; ++t)
+            store_cells(packed + (t * rows_of_block + w) * cells_of_tile,
+                        w < live ? cells.along_k(w0 + w, t * cells_of_tile) : vuint{});
+      }
+      continue;
+    }
     for (int64_t t = 0; t < k_tiles; ++t) {
       uint32_t* const tile = packed + t * rows_of_block * cells_of_tile;
       const int64_t cell0 = t * cells_of_tile;
-      if (cells.k_stride == 1) {
-        for (int64_t w = 0; w < rows_of_block; ++w)
-          store_cells(tile + w * cells_of_tile, w < live ? cells.along_k(w0 + w, cell0) : vuint{});
-      } else if (cells.width_stride == 1) {
+      if (cells.width_stride == 1) {
         for (int64_t half = 0; half < rows_of_block; half += lanes) {
           vuint block[lanes];
+          if (live - half >= lanes && (cell0 + lanes) * 2 <= cells.k) {
 #pragma GCC unroll 16
-          for (int i = 0; i < lanes; ++i)
-            block[i] = cell0 + i < filled && half < live ? cells.along_width(w0 + half, cell0 + i, live - half) : vuint{};
+            for (int i = 0; i < lanes; ++i) block[i] = cells.along_width(w0 + half, cell0 + i);
+          } else {
+            for (int i = 0; i < lanes; ++i)
+              block[i] = cell0 + i < filled && half < live ? cells.along_width(w0 + half, cell0 + i, live - half) : vuint{};
+          }
           transpose(block);
 #pragma GCC unroll 16
           for (int i = 0; i < lanes; ++i) store_cells(tile + (half + i) * cells_of_tile, block[i]);
@@ -127,6 +139,7 @@ void multiply(const MultiplyArgs& args) {
         float* const sums = args.scratch + (whole ? 0 : i * columns_of_block);
         const auto tile = rows > 16 ? (columns > 16 ? multiply_tile<2, 2> : multiply_tile<2, 1>)
                                     : (columns > 16 ? multiply_tile<1, 2> : multiply_tile<1, 1>);
+        if (last) prefetch_tile(rows, columns, args.row0 + i, args.column0 + j, *args.output);
         tile(a, b + done * 2048, now, sums, done > 0);
         if (last) finish_tile(sums, columns_of_block, rows, columns, args.row0 + i, args.column0 + j, *args.output);
       }

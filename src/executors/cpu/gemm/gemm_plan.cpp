@@ -9,7 +9,7 @@
 namespace fulmen::cpu {
 namespace {
 
-constexpr int64_t packed_a_bytes = 512 << 10;      // of the second-level cache, for a thread's block of A
+constexpr int64_t packed_a_bytes = 192 << 10;      // a thread's block of A, which stays in the second-level cache
 constexpr int64_t packed_b_chunk_bytes = 8 << 20;  // of the workspace, for B
 constexpr int64_t most_block_rows = 256;
 constexpr int64_t longest_sum = 2048;  // elements of a sum made in one go

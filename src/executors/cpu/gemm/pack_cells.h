@@ -8,8 +8,6 @@
 namespace fulmen::cpu::FULMEN_TARGET {
 namespace {
 
-typedef uint16_t vhalf_pair __attribute__((vector_size(vector_bytes)));  // 2 * lanes halves
-
 template <int Step>
 FULMEN_INLINE void swap_blocks(vuint (&rows)[lanes]) {
   vuint low, high;
@@ -52,7 +50,9 @@ struct SingleCells {
   DType round;
 
   vuint finish(vfloat v) const { return std::bit_cast<vuint>(round == DType::f32 ? v : round_to(v, round)); }
-  // `count` neighbours along the width; needs width_stride 1. Lanes past count are 0.
+  // `lanes` neighbours along the width, all there; needs width_stride 1.
+  vuint along_width(int64_t w, int64_t cell) const { return finish(load(data + w + cell * k_stride)); }
+  // Only `count` of them are there: the others are 0.
   vuint along_width(int64_t w, int64_t cell, int64_t count) const {
     const T* p = data + w + cell * k_stride;
     return finish(count >= lanes ? load(p) : load_partial(p, static_cast<int>(count)));
@@ -62,6 +62,7 @@ struct SingleCells {
     const T* p = data + w * width_stride + cell;
     return finish(k - cell >= lanes ? load(p) : load_partial(p, static_cast<int>(k - cell)));
   }
+  const void* address(int64_t w, int64_t cell) const { return data + w * width_stride + cell * k_stride; }
   uint32_t one(int64_t w, int64_t cell) const {
     vfloat v{};
     v[0] = static_cast<float>(data[w * width_stride + cell * k_stride]);
@@ -82,6 +83,26 @@ FULMEN_INLINE vhalf halves(const T* p, int64_t count) {
   return narrow_bf16(count >= lanes ? load(p) : load_partial(p, static_cast<int>(count)));
 }
 
+#if defined(__AVX512BF16__)
+// 2 * lanes neighbours in memory as pairs; `count` of them are there, the others are 0.
+FULMEN_INLINE vuint pairs(const bf16* p, int64_t count) {
+  const __mmask32 mask = count >= 2 * lanes ? 0xffffffffu : (1u << count) - 1u;
+  return (vuint)_mm512_maskz_loadu_epi16(mask, p);
+}
+template <class T>
+FULMEN_INLINE vuint pairs(const T* p, int64_t count) {
+  vfloat low, high;
+  if (count >= 2 * lanes) {
+    low = load(p), high = load(p + lanes);
+  } else {
+    low = count >= lanes ? load(p) : load_partial(p, static_cast<int>(count));
+    high = count > lanes ? load_partial(p + lanes, static_cast<int>(count - lanes)) : vfloat{};
+  }
+  return (vuint)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
+#endif
+
+#if defined(__AVX512BF16__)
 // A cell is two bf16 neighbours along k, the first in its low half.
 template <class T>
 struct PairCells {
@@ -89,27 +110,18 @@ struct PairCells {
   const T* data;
   int64_t width_stride, k_stride, k;
 
+  vuint along_width(int64_t w, int64_t cell) const {
+    const T* p = data + w + 2 * cell * k_stride;
+    return __builtin_convertvector(halves(p, lanes), vuint) | (__builtin_convertvector(halves(p + k_stride, lanes), vuint) << 16);
+  }
   vuint along_width(int64_t w, int64_t cell, int64_t count) const {
     const T* p = data + w + 2 * cell * k_stride;
     const vuint low = __builtin_convertvector(halves(p, count), vuint);
     if (2 * cell + 1 >= k) return low;
     return low | (__builtin_convertvector(halves(p + k_stride, count), vuint) << 16);
   }
-  vuint along_k(int64_t w, int64_t cell) const {
-    const T* p = data + w * width_stride + 2 * cell;
-    const int64_t left = k - 2 * cell;
-    vhalf parts[2] = {};
-    if (left >= 2 * lanes) {
-      parts[0] = halves(p, lanes);
-      parts[1] = halves(p + lanes, lanes);
-    } else {
-      parts[0] = halves(p, left);
-      if (left > lanes) parts[1] = halves(p + lanes, left - lanes);
-    }
-    vuint cells;
-    std::memcpy(&cells, parts, sizeof(cells));
-    return cells;
-  }
+  vuint along_k(int64_t w, int64_t cell) const { return pairs(data + w * width_stride + 2 * cell, k - 2 * cell); }
+  const void* address(int64_t w, int64_t cell) const { return data + w * width_stride + 2 * cell * k_stride; }
   uint32_t one(int64_t w, int64_t cell) const {
     const T* p = data + w * width_stride + 2 * cell * k_stride;
     const uint32_t low = half(p[0]);
@@ -119,37 +131,82 @@ struct PairCells {
   static uint16_t half(float x) { return bf16(x).bits; }
   static uint16_t half(f16 x) { return bf16(static_cast<float>(x)).bits; }
 };
+#endif
 
-// Panels [cell along k][Width]. k_cells >= the cells that k fills: the rest are zeros.
+constexpr int prefetch_distance = 4 * lanes;  // cells
+
+// One panel [cell along k][Width] of an operand whose elements lie together along the width. Several panels are filled
+// at a time (see pack_panels), so that memory is read in longer runs.
+template <int Width, class Cells>
+FULMEN_INLINE void copy_cells(const Cells& cells, int64_t w0, int64_t live, int64_t cell, uint32_t* to) {
+  constexpr int blocks = (Width + lanes - 1) / lanes;
+  if (live >= blocks * lanes && (cell + 1) * Cells::k_per_cell <= cells.k) {
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; ++b) store_cells(to + b * lanes, cells.along_width(w0 + b * lanes, cell));
+    return;
+  }
+  for (int b = 0; b < blocks; ++b) {
+    const int64_t left = live - b * lanes;
+    store_cells(to + b * lanes, left > 0 ? cells.along_width(w0 + b * lanes, cell, left) : vuint{});
+  }
+}
+
+// One panel of an operand whose elements lie together along k.
+template <int Width, class Cells>
+inline void transpose_cells(const Cells& cells, int64_t w0, int64_t live, int64_t filled, uint32_t* to) {
+  constexpr int blocks = (Width + lanes - 1) / lanes;
+  for (int64_t c = 0; c < filled; c += lanes) {
+    vuint block[blocks][lanes];
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; ++b) {
+#pragma GCC unroll 16
+      for (int i = 0; i < lanes; ++i) {
+        block[b][i] = vuint{};
+        if (b * lanes + i >= live) continue;
+        block[b][i] = cells.along_k(w0 + b * lanes + i, c);
+        __builtin_prefetch(cells.address(w0 + b * lanes + i, c + prefetch_distance));
+      }
+      transpose(block[b]);
+    }
+    if (filled - c >= lanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < lanes; ++i)
+        for (int b = 0; b < blocks; ++b) store_cells(to + (c + i) * Width + b * lanes, block[b][i]);
+    } else {
+      for (int64_t i = 0; i < filled - c; ++i)
+        for (int b = 0; b < blocks; ++b) store_cells(to + (c + i) * Width + b * lanes, block[b][i]);
+    }
+  }
+}
+
+// Panels [cell along k][Width]. k_cells >= the cells that k fills: the rest are zeros. A panel's last cell may be
+// followed by up to 64 bytes that are written and then belong to the next panel, so panels are finished in order.
 template <int Width, class Cells>
 inline void pack_panels(const Cells& cells, int64_t width, int64_t k_cells, uint32_t* packed) {
-  constexpr int blocks = (Width + lanes - 1) / lanes;
   const int64_t filled = (cells.k + Cells::k_per_cell - 1) / Cells::k_per_cell;
-  for (int64_t w0 = 0; w0 < width; w0 += Width, packed += Width * k_cells) {
-    const int64_t live = width - w0 < Width ? width - w0 : Width;
+  const int64_t panel_cells = Width * k_cells;
+  constexpr bool exact = Width % lanes == 0;
+  constexpr int64_t together = exact ? 4 * Width : Width;
+  for (int64_t w0 = 0; w0 < width; w0 += together, packed += together / Width * panel_cells) {
+    const int64_t live = width - w0 < together ? width - w0 : together;
     if (cells.width_stride == 1) {
       for (int64_t c = 0; c < filled; ++c)
-        for (int b = 0; b < blocks; ++b) {
-          const int64_t left = live - b * lanes;
-          store_cells(packed + c * Width + b * lanes, left > 0 ? cells.along_width(w0 + b * lanes, c, left) : vuint{});
-        }
-    } else if (cells.k_stride == 1) {
-      for (int64_t c = 0; c < filled; c += lanes) {
-        vuint block[blocks][lanes];
-        for (int b = 0; b < blocks; ++b) {
-#pragma GCC unroll 16
-          for (int i = 0; i < lanes; ++i) block[b][i] = b * lanes + i < live ? cells.along_k(w0 + b * lanes + i, c) : vuint{};
-          transpose(block[b]);
-        }
-        const int64_t rows = filled - c < lanes ? filled - c : lanes;
-        for (int64_t i = 0; i < rows; ++i)
-          for (int b = 0; b < blocks; ++b) store_cells(packed + (c + i) * Width + b * lanes, block[b][i]);
-      }
+        for (int64_t w = 0; w < live; w += Width)
+          copy_cells<Width>(cells, w0 + w, live - w < Width ? live - w : Width, c, packed + w / Width * panel_cells + c * Width);
     } else {
-      for (int64_t c = 0; c < filled; ++c)
-        for (int w = 0; w < Width; ++w) packed[c * Width + w] = w < live ? cells.one(w0 + w, c) : 0;
+      for (int64_t w = 0; w < live; w += Width) {
+        const int64_t here = live - w < Width ? live - w : Width;
+        uint32_t* const to = packed + w / Width * panel_cells;
+        if (cells.k_stride == 1) {
+          transpose_cells<Width>(cells, w0 + w, here, filled, to);
+        } else {
+          for (int64_t c = 0; c < filled; ++c)
+            for (int i = 0; i < Width; ++i) to[c * Width + i] = i < here ? cells.one(w0 + w + i, c) : 0;
+        }
+      }
     }
-    std::memset(packed + filled * Width, 0, static_cast<size_t>((k_cells - filled) * Width) * sizeof(uint32_t));
+    for (int64_t w = 0; w < live; w += Width)
+      std::memset(packed + w / Width * panel_cells + filled * Width, 0, static_cast<size_t>((k_cells - filled) * Width) * sizeof(uint32_t));
   }
 }
 

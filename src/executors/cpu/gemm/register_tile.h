@@ -65,6 +65,7 @@ void multiply_block(const MultiplyArgs& args, int64_t inner_cells, int64_t cells
       for (int64_t i = 0; i < args.rows; i += MaxRows, a += a_panel) {
         const int rows = static_cast<int>(args.rows - i < MaxRows ? args.rows - i : MaxRows);
         float* sums = args.scratch + (whole ? 0 : i * nr);
+        if (last) prefetch_tile(rows, columns, args.row0 + i, args.column0 + j, *args.output);
         tiles[static_cast<size_t>(rows - 1)](a, b + done * nr, now, sums, done > 0);
         if (last) finish_tile(sums, nr, rows, columns, args.row0 + i, args.column0 + j, *args.output);
       }
