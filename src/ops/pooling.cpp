@@ -140,7 +140,9 @@ OpDef max_pool_grad_op() {
       }},
       /*autocast=*/Autocast::keep,
       /*samples=*/
-      {{},
+      {{{"plain", {"f32[2,3,4,3]", "f32[2,3,8,6]"}, {{"kernel", Dims{2}}}},
+        {"overlapping", {"f32[1,2,3,3]{stride=0,0,0,0}", "f32[1,2,7,7]"}, {{"kernel", Dims{3}}, {"stride", Dims{2}}}},
+        {"bf16", {"bf16[1,2,4,4]", "bf16[1,2,7,7]"}, {{"kernel", Dims{3}}, {"stride", Dims{2}}, {"padding", Dims{1}}}}},
        {{{"grad_shape", {"f32[2,3,4,4]", "f32[2,3,8,6]"}, {{"kernel", Dims{2}}}}, "ShapeError", "grad is [2,3,4,4], needed [2,3,4,3]"}}},
       /*torch=*/{},
   };

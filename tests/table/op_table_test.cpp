@@ -144,7 +144,12 @@ TEST_P(OpSample, GradientAgreesWithDifferences) {
   SCOPED_TRACE(rerun_line());
   const OpDef& op = *GetParam().op;
   if (std::holds_alternative<NotDifferentiable>(op.gradient)) return;
-  EXPECT_EQ(gradient_fault(op, *GetParam().sample), "");
+  try {
+    EXPECT_EQ(gradient_fault(op, *GetParam().sample), "");
+  } catch (const UnsupportedError& error) {
+    // Said at trace time, in words, is right; a wrong number isn't. Only gradients of gradients may say so.
+    EXPECT_TRUE(op.name.ends_with("_grad")) << error.what();
+  }
 }
 
 std::string sample_name(const ::testing::TestParamInfo<SampleCall>& info) { return info.param.id; }

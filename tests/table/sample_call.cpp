@@ -92,8 +92,11 @@ Trace trace_of(const OpDef& op, const Sample& sample, Marks marks) {
   const auto types = Builder(trace).infer(op, node.inputs, node.attrs);
   const bool variadic = !op.operands.empty() && op.operands.back().need == Need::variadic;
   if (!variadic) node.inputs.resize(op.operands.size(), no_value);
-  for (const TensorType& type : types) node.outputs.push_back(trace.add_value(type));
-  trace.outputs = node.outputs;
+  for (const TensorType& type : types) {
+    const bool unwanted = op.name == "sdpa_backward" && type.shape == Dims{0};  // gradients that `needs` leaves out
+    node.outputs.push_back(unwanted ? no_value : trace.add_value(type));
+    if (!unwanted) trace.outputs.push_back(node.outputs.back());
+  }
   trace.nodes.push_back(std::move(node));
   return trace;
 }

@@ -23,7 +23,7 @@ const std::vector<SampleCall>& all_sample_calls();
 
 enum class Marks { as_written, none, every_float };
 
-// The sample's node in a trace whose inputs are the given operands and whose outputs are all results. For an op that
+// The sample's node in a trace whose inputs are the given operands and whose outputs are the wanted results. For an op that
 // isn't in the table (a changed copy) too.
 Trace trace_of(const OpDef& op, const Sample& sample, Marks marks = Marks::as_written);
 
