@@ -77,7 +77,13 @@ FULMEN_INLINE void store_partial(float* p, vfloat v, int count) {
 
 // bf16 and f16: widened on load, rounded to nearest even on store.
 FULMEN_INLINE vfloat widen_bf16(vhalf h) {
+#if defined(__AVX512F__)  // GCC 12 splits the plain conversion in two
+  return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
+#else
   return std::bit_cast<vfloat>(__builtin_convertvector(h, vuint) << 16);
+#endif
 }
 FULMEN_INLINE vhalf narrow_bf16(vfloat v) {
 #if defined(__AVX512BF16__)
@@ -139,7 +145,11 @@ FULMEN_INLINE void store_partial(Half* p, vfloat v, int count) {
 FULMEN_INLINE vint load_bool(const uint8_t* p) {
   vbyte b;
   std::memcpy(&b, p, sizeof(b));
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  return (vint)_mm512_movm_epi32(_mm_test_epi8_mask((__m128i)b, (__m128i)b));
+#else
   return __builtin_convertvector(b, vint) != 0;
+#endif
 }
 
 FULMEN_INLINE vfloat select(vint mask, vfloat yes, vfloat no) { return mask ? yes : no; }

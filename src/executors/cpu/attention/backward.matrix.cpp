@@ -178,50 +178,63 @@ double distance_sum(const float* grad, int64_t from, int64_t to, int64_t distanc
   return reduce_add(sum);
 }
 
-// Probabilities and gradients of the scores of one query row, or of two at once for the pairs. On entry `s` holds
-// final scores and `dp` dO V^T; on return `dp` holds the gradient of the logits where `keep_logit_grad`.
-template <class Mode>
-FULMEN_INLINE void score_gradients(const BackwardScratch<Mode>& scratch, const BackwardSizes& sizes, const ScoreRules& rules,
-                                   int64_t r, int64_t from, int64_t to, const float* shift, const float* log, const float* delta,
-                                   const float* const* dropout, bool keep_logit_grad) {
-  constexpr int together = Mode::pairs ? 2 : 1;
-  const vfloat factor = splat(rules.exponent_factor);
-  for (int64_t c = from; c < to; c += lanes) {
-    vfloat p[together], ds[together];
-#pragma GCC unroll 2
-    for (int t = 0; t < together; ++t) {
-      float* s = scratch.score + (r + t) * sizes.score_row + c;
-      float* dp = scratch.value_score + (r + t) * sizes.score_row + c;
-      p[t] = exp2_fast<Mode::exp_degree>(fma(load(s) - splat(shift[t]), factor, splat(-log[t])));
-      vfloat grad = load(dp);
-      vfloat kept = p[t];
-      if (dropout[t]) {
-        const vfloat keep = load(dropout[t] + c);
-        grad = grad * keep;
-        kept = kept * keep;
-      }
-      ds[t] = p[t] * (grad - splat(delta[t]));
-      p[t] = kept;
-      if (keep_logit_grad) store(dp, ds[t]);
-      if (Mode::pairs && scratch.tanh_score) {
-        const vfloat tanh_s = load(scratch.tanh_score + (r + t) * sizes.score_row + c);
-        ds[t] = chain_softcap(ds[t], tanh_s);
-      }
-    }
-    if constexpr (Mode::pairs) {
-#if defined(__AVX512BF16__)
-      const vhalf p0 = narrow_bf16(p[0]), p1 = narrow_bf16(p[1]), ds0 = narrow_bf16(ds[0]), ds1 = narrow_bf16(ds[1]);
-      const vuint p_pair = interleave_halves(p0, p1), ds_pair = interleave_halves(ds0, ds1);
-      std::memcpy(scratch.probability + r / 2 * sizes.score_row + c, &p_pair, sizeof(p_pair));
-      std::memcpy(scratch.score_grad + r / 2 * sizes.score_row + c, &ds_pair, sizeof(ds_pair));
-      std::memcpy(static_cast<void*>(scratch.score_grad_rows + r * sizes.score_row + c), &ds0, sizeof(ds0));
-      std::memcpy(static_cast<void*>(scratch.score_grad_rows + (r + 1) * sizes.score_row + c), &ds1, sizeof(ds1));
-#endif
-    } else {
-      store(scratch.score + r * sizes.score_row + c, p[0]);
-    }
+// Where the scores and gradients of one query row lie; a pair of rows goes together in PairMode.
+struct ScoreRow {
+  float *score, *value_score;  // S; dO V^T, on return the gradient of the logits where `plain` is false or no pairs
+  const float *tanh_score, *dropout;
+  float shift, log, delta;     // p = 2^((s - shift) factor - log)
+};
+
+// p and the gradient of the score, of one vector. `plain` rows have neither dropout nor soft-cap, nor does anyone
+// else want the gradient of the logits.
+template <int degree, bool plain>
+FULMEN_INLINE void score_gradient(const ScoreRow& row, int64_t c, vfloat factor, vfloat& p, vfloat& ds) {
+  p = exp2_fast<degree>(fma(load(row.score + c) - splat(row.shift), factor, splat(-row.log)));
+  vfloat grad = load(row.value_score + c);
+  if constexpr (plain) {
+    ds = p * (grad - splat(row.delta));
+  } else {
+    const vfloat keep = row.dropout ? load(row.dropout + c) : splat(1.0f);
+    ds = p * (grad * keep - splat(row.delta));
+    p = p * keep;
+    store(row.value_score + c, ds);
+    if (row.tanh_score) ds = chain_softcap(ds, load(row.tanh_score + c));
   }
 }
+
+// FloatMode: probabilities replace the scores, gradients of the logits replace dO V^T.
+template <bool plain>
+FULMEN_INLINE void float_score_gradients(const ScoreRow& row, int64_t from, int64_t to, float exponent_factor) {
+  const vfloat factor = splat(exponent_factor);
+  for (int64_t c = from; c < to; c += lanes) {
+    vfloat p, ds;
+    score_gradient<5, plain>(row, c, factor, p, ds);
+    store(row.score + c, p);
+    if constexpr (plain) store(row.value_score + c, ds);
+  }
+}
+
+#if defined(__AVX512BF16__)
+// PairMode: two rows at once, written as pairs along the rows (for the products that sum over queries) and, the score
+// gradients, as rows (for the one that sums over keys).
+template <bool plain>
+FULMEN_INLINE void pair_score_gradients(const ScoreRow (&rows)[2], int64_t from, int64_t to, float exponent_factor,
+                                        uint32_t* probability, uint32_t* score_grad, bf16* grad_rows, int64_t grad_row) {
+  const vfloat factor = splat(exponent_factor);
+  const ScoreRow even = rows[0], odd = rows[1];
+  const __m512i interleave = (__m512i)((vuint)lane_index() * 0x10001u + 0x100000u);  // 0, 16, 1, 17, ...
+  for (int64_t c = from; c < to; c += lanes) {
+    vfloat p0, p1, ds0, ds1;
+    score_gradient<4, plain>(even, c, factor, p0, ds0);
+    score_gradient<4, plain>(odd, c, factor, p1, ds1);
+    const __m512i p = (__m512i)_mm512_cvtne2ps_pbh((__m512)p1, (__m512)p0), ds = (__m512i)_mm512_cvtne2ps_pbh((__m512)ds1, (__m512)ds0);
+    _mm512_storeu_si512(probability + c, _mm512_permutexvar_epi16(interleave, p));
+    _mm512_storeu_si512(score_grad + c, _mm512_permutexvar_epi16(interleave, ds));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(grad_rows + c), _mm512_castsi512_si256(ds));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(grad_rows + grad_row + c), _mm512_extracti64x4_epi64(ds, 1));
+  }
+}
+#endif
 
 template <class Mode>
 void backward_task(const AttentionArguments& a, const AttentionRun& run, const BackwardSizes& sizes, const ScoreRules& rules,
@@ -233,7 +246,7 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
   const int64_t written = std::min(segment.key_total - key_first, sizes.block_keys);
   const int64_t padded = round_up(live, Mode::unit), row = sizes.score_row;
   const auto* slopes = static_cast<const float*>(run.inputs[sdpa_alibi_slopes]);
-  const bool wants_logit_grad = a.wants_slopes_grad || state.mask.wanted();
+  const bool plain = !a.wants_slopes_grad && !state.mask.wanted() && !dropout.active && !scratch.tanh_score;
   constexpr int together = Mode::pairs ? 2 : 1;
   bool packed = false;
   if (a.key_grad.present) std::memset(scratch.key_grad, 0, static_cast<size_t>(sizes.head_dim * row) * 4);
@@ -278,11 +291,11 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
         Mode::product(count, columns, sizes.value_dim, scratch.out_grad, sizes.value_dim, scratch.value_columns + from, row, scratch.value_score + from, row, false);
 
         for (int64_t r = 0; r < depth; r += together) {
-          float shift[together], log[together], delta[together];
-          const float* factors[together];
+          ScoreRow score_rows[together];
           for (int t = 0; t < together; ++t) {
             float* s = scratch.score + (r + t) * row;
-            shift[t] = std::numeric_limits<float>::infinity(), log[t] = 0.0f, delta[t] = 0.0f, factors[t] = nullptr;
+            float* tanh_score = scratch.tanh_score ? scratch.tanh_score + (r + t) * row : nullptr;
+            score_rows[t] = {s, scratch.value_score + (r + t) * row, tanh_score, nullptr, std::numeric_limits<float>::infinity(), 0.0f, 0.0f};
             const int64_t query = first + r + t;
             RowPlace place;
             place.begin = place.end = from;
@@ -297,11 +310,11 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
               if (slopes) place.slope = slopes[head * a.slopes_stride];
               if (a.mask.present)
                 place.mask = mask_row(a, run.inputs[sdpa_mask], segment.batch, head, segment.query_begin + query, segment.key_begin + key_first);
-              finish_scores(rules, place, s, scratch.tanh_score ? scratch.tanh_score + (r + t) * row : nullptr);
+              finish_scores(rules, place, s, tanh_score);
               const int64_t at = batch_head * a.query_len + segment.query_begin + query;
-              shift[t] = state.row_shift[at] / rules.unit, log[t] = state.row_log[at], delta[t] = state.delta[at];
+              score_rows[t].shift = state.row_shift[at] / rules.unit, score_rows[t].log = state.row_log[at], score_rows[t].delta = state.delta[at];
               if (dropout.active)
-                factors[t] = dropout_factors(dropout, attention_dropout_row(batch_head, segment.query_begin + query), segment.key_begin + key_first,
+                score_rows[t].dropout = dropout_factors(dropout, attention_dropout_row(batch_head, segment.query_begin + query), segment.key_begin + key_first,
                                              padded, scratch.random + t * (sizes.block_keys + 256));
             }
             const int64_t vector_begin = place.begin < place.end ? round_down(place.begin, lanes) : to_padded;
@@ -310,7 +323,18 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
             if (r + t >= count)
               for (int64_t c = from; c < to_padded; c += lanes) store(scratch.value_score + (r + t) * row + c, vfloat{});
           }
-          score_gradients<Mode>(scratch, sizes, rules, r, from, to_padded, shift, log, delta, factors, wants_logit_grad || !Mode::pairs);
+          if constexpr (Mode::pairs) {
+#if defined(__AVX512BF16__)
+            uint32_t* probability = scratch.probability + r / 2 * row;
+            uint32_t* score_grad = scratch.score_grad + r / 2 * row;
+            bf16* grad_rows = scratch.score_grad_rows + r * row;
+            if (plain) pair_score_gradients<true>(score_rows, from, to_padded, rules.exponent_factor, probability, score_grad, grad_rows, row);
+            else pair_score_gradients<false>(score_rows, from, to_padded, rules.exponent_factor, probability, score_grad, grad_rows, row);
+#endif
+          } else {
+            if (plain) float_score_gradients<true>(score_rows[0], from, to_padded, rules.exponent_factor);
+            else float_score_gradients<false>(score_rows[0], from, to_padded, rules.exponent_factor);
+          }
         }
         if (a.wants_slopes_grad)
           for (int64_t r = 0; r < count; ++r)

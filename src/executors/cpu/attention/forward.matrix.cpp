@@ -37,7 +37,8 @@ ForwardSizes forward_sizes(const AttentionArguments& a) {
 
 template <class Mode>
 struct ForwardScratch {
-  typename Mode::Left *query, *stage, *probability;
+  typename Mode::Left *query, *stage;
+  bf16* probability;
   typename Mode::Right *key, *value;
   float *score, *out, *row_max, *row_sum, *random;
 
@@ -48,7 +49,7 @@ struct ForwardScratch {
     key = carver.take<typename Mode::Right>(Mode::right_rows(s.head_dim) * s.score_row);
     value = carver.take<typename Mode::Right>(Mode::right_rows(round_up(s.block_keys, 32)) * s.value_dim);
     score = carver.take<float>(Mode::strip * s.score_row);
-    probability = Mode::pairs ? carver.take<typename Mode::Left>(Mode::strip * s.score_row) : nullptr;
+    probability = Mode::pairs ? carver.take<bf16>(Mode::strip * s.score_row) : nullptr;
     out = carver.take<float>(rows * s.value_dim);
     row_max = carver.take<float>(rows);
     row_sum = carver.take<float>(rows);
@@ -60,57 +61,6 @@ struct ForwardTask {
   int32_t segment, key_head;
   int64_t first;  // local query
 };
-
-// One row through the online softmax. Scores of the vectors around [begin, end) are final; probabilities are written
-// for all of [from, to), 0 where closed. Returns the factor that the row's earlier sums must be multiplied with.
-template <class Mode>
-FULMEN_INLINE float softmax_row(float* s, typename Mode::Left* p, int64_t begin, int64_t end, int64_t from, int64_t to,
-                                float exponent_factor, const float* dropout, float& row_max, float& row_sum) {
-  const int64_t first = std::max(round_down(begin, lanes), from), last = std::min(round_up(end, lanes), to);
-  const auto put = [&](int64_t c, vfloat value) {
-    if constexpr (Mode::pairs) store(p + c, value);
-    else store(s + c, value);
-  };
-  vfloat high[4] = {splat(row_max), splat(row_max), splat(row_max), splat(row_max)};
-  int64_t c = first;
-  for (; c + 4 * lanes <= last; c += 4 * lanes)
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) high[i] = max(load(s + c + i * lanes), high[i]);
-  for (; c < last; c += lanes) high[0] = max(load(s + c), high[0]);
-  const float new_max = reduce_max(max(max(high[0], high[1]), max(high[2], high[3])));
-  const float base = new_max == minus_infinity ? 0.0f : new_max;
-
-  for (c = from; c < first; c += lanes) put(c, vfloat{});
-  for (c = std::max(last, first); c < to; c += lanes) put(c, vfloat{});
-  vfloat sum[2] = {};
-  const vfloat shift = splat(base), factor = splat(exponent_factor);
-  c = first;
-  if (!dropout) {
-    for (; c + 2 * lanes <= last; c += 2 * lanes) {
-      const vfloat p0 = exp2_fast<Mode::exp_degree>((load(s + c) - shift) * factor);
-      const vfloat p1 = exp2_fast<Mode::exp_degree>((load(s + c + lanes) - shift) * factor);
-      sum[0] += p0;
-      sum[1] += p1;
-      put(c, p0);
-      put(c + lanes, p1);
-    }
-    for (; c < last; c += lanes) {
-      const vfloat p0 = exp2_fast<Mode::exp_degree>((load(s + c) - shift) * factor);
-      sum[0] += p0;
-      put(c, p0);
-    }
-  } else {
-    for (; c < last; c += lanes) {
-      const vfloat p0 = exp2_fast<Mode::exp_degree>((load(s + c) - shift) * factor);
-      sum[0] += p0;
-      put(c, p0 * load(dropout + c));
-    }
-  }
-  const float change = row_max == new_max ? 1.0f : exp2_fast<5>(splat((row_max - base) * exponent_factor))[0];
-  row_sum = row_sum * change + reduce_add(sum[0] + sum[1]);
-  row_max = new_max;
-  return change;
-}
 
 template <class Mode>
 void forward_task(const AttentionArguments& a, const AttentionRun& run, const ForwardSizes& sizes,
@@ -183,7 +133,7 @@ void forward_task(const AttentionArguments& a, const AttentionRun& run, const Fo
             factors = dropout_factors(dropout, attention_dropout_row(segment.batch * a.heads + head, segment.query_begin + query),
                                       segment.key_begin + block, padded, scratch.random);
         }
-        const float change = softmax_row<Mode>(s, scratch.probability + r * sizes.score_row, place.begin, place.end, from, to_padded,
+        const float change = softmax_row<Mode::pairs, Mode::exp_degree>(s, scratch.probability + r * sizes.score_row, place.begin, place.end, from, to_padded,
                                                rules.exponent_factor, factors, scratch.row_max[strip + r], scratch.row_sum[strip + r]);
         if (change != 1.0f) {
           float* out = scratch.out + (strip + r) * dims;
@@ -254,10 +204,14 @@ void forward(const AttentionArguments& a, const AttentionRun& run) {
 }  // namespace
 
 size_t attention_forward_workspace(const AttentionArguments& a) {
+  if (suits_decode(a)) return decode_workspace(a);
   return static_cast<size_t>(forward_scratch_bytes<TargetMode>(a) * a.threads);
 }
 
-void attention_forward(const AttentionArguments& a, const AttentionRun& run) { forward<TargetMode>(a, run); }
+void attention_forward(const AttentionArguments& a, const AttentionRun& run) {
+  if (suits_decode(a)) return decode(a, run);
+  forward<TargetMode>(a, run);
+}
 
 AttentionKernels attention_kernels() {
   return {attention_forward_workspace, attention_forward, attention_backward_workspace, attention_backward};

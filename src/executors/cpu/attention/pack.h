@@ -174,7 +174,7 @@ inline void pack_half_columns(const Source& source, int64_t rows, int64_t cols, 
 }
 
 FULMEN_INLINE vuint interleave_halves(vhalf even, vhalf odd) {
-  return __builtin_convertvector(even, vuint) | (__builtin_convertvector(odd, vuint) << 16);
+  return (vuint)_mm512_or_si512(_mm512_cvtepu16_epi32((__m256i)even), _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)odd), 16));
 }
 
 // Pairs along the rows: target [padded_rows / 2][padded_cols]. `stage` holds 2 x padded_cols; null if the rows are

@@ -182,6 +182,57 @@ FULMEN_INLINE void finish_scores(const ScoreRules& rules, const RowPlace& place,
     store(s + end - lanes, select((vint)(lane_index() < static_cast<int32_t>(place.end - end + lanes)), load(s + end - lanes), splat(minus_infinity)));
 }
 
+// One row through the online softmax. Scores of the vectors around [begin, end) are final; probabilities are written
+// for all of [from, to), 0 where closed: to `p` in bf16 for the pairs, else in place. Returns the factor that the row's earlier sums must be multiplied with.
+template <bool pairs, int degree>
+FULMEN_INLINE float softmax_row(float* s, [[maybe_unused]] bf16* p, int64_t begin, int64_t end, int64_t from, int64_t to,
+                                float exponent_factor, const float* dropout, float& row_max, float& row_sum) {
+  const int64_t first = std::max(round_down(begin, lanes), from), last = std::min(round_up(end, lanes), to);
+  const auto put = [&](int64_t c, vfloat value) {
+    if constexpr (pairs) store(p + c, value);
+    else store(s + c, value);
+  };
+  vfloat high[4] = {splat(row_max), splat(row_max), splat(row_max), splat(row_max)};
+  int64_t c = first;
+  for (; c + 4 * lanes <= last; c += 4 * lanes)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) high[i] = max(load(s + c + i * lanes), high[i]);
+  for (; c < last; c += lanes) high[0] = max(load(s + c), high[0]);
+  const float new_max = reduce_max(max(max(high[0], high[1]), max(high[2], high[3])));
+  const float base = new_max == minus_infinity ? 0.0f : new_max;
+
+  for (c = from; c < first; c += lanes) put(c, vfloat{});
+  for (c = std::max(last, first); c < to; c += lanes) put(c, vfloat{});
+  vfloat sum[2] = {};
+  const vfloat shift = splat(base), factor = splat(exponent_factor);
+  c = first;
+  if (!dropout) {
+    for (; c + 2 * lanes <= last; c += 2 * lanes) {
+      const vfloat p0 = exp2_fast<degree>((load(s + c) - shift) * factor);
+      const vfloat p1 = exp2_fast<degree>((load(s + c + lanes) - shift) * factor);
+      sum[0] += p0;
+      sum[1] += p1;
+      put(c, p0);
+      put(c + lanes, p1);
+    }
+    for (; c < last; c += lanes) {
+      const vfloat p0 = exp2_fast<degree>((load(s + c) - shift) * factor);
+      sum[0] += p0;
+      put(c, p0);
+    }
+  } else {
+    for (; c < last; c += lanes) {
+      const vfloat p0 = exp2_fast<degree>((load(s + c) - shift) * factor);
+      sum[0] += p0;
+      put(c, p0 * load(dropout + c));
+    }
+  }
+  const float change = row_max == new_max ? 1.0f : exp2_fast<5>(splat((row_max - base) * exponent_factor))[0];
+  row_sum = row_sum * change + reduce_add(sum[0] + sum[1]);
+  row_max = new_max;
+  return change;
+}
+
 // High and low halves of 32 x 32 bit products.
 FULMEN_INLINE void multiply_wide(vuint a, uint32_t b, vuint& high, vuint& low) {
 #if defined(__AVX512F__)

@@ -1,4 +1,4 @@
-// Entry points of one instruction set's attention kernels; compiled per target. The table of them is in
+// Entry points of one instruction set's attention kernels; compiled per target. The table of them is made in
 // forward.matrix.cpp.
 #pragma once
 
@@ -11,5 +11,10 @@ void attention_forward(const AttentionArguments& arguments, const AttentionRun& 
 size_t attention_backward_workspace(const AttentionArguments& arguments);
 void attention_backward(const AttentionArguments& arguments, const AttentionRun& run);
 AttentionKernels attention_kernels();
+
+// Few queries over many keys, such as one new token: decode.matrix.cpp.
+bool suits_decode(const AttentionArguments& arguments);
+size_t decode_workspace(const AttentionArguments& arguments);
+void decode(const AttentionArguments& arguments, const AttentionRun& run);
 
 }  // namespace fulmen::cpu::FULMEN_TARGET
