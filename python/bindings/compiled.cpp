@@ -102,6 +102,8 @@ struct Compiled::Arguments {
 };
 
 Compiled::Compiled(std::shared_ptr<const CompiledTrace> trace, Target target) : trace_(std::move(trace)), target_(std::move(target)) {
+  for (int output : trace_->saved_from_output)
+    if (output >= 0) saved_outputs_.push_back(output);
   const std::vector<TensorType>& outputs = trace_->forward.outputs();
   for (size_t i = static_cast<size_t>(trace_->output_count); i < outputs.size(); ++i) {
     saved_offsets_.push_back(saved_bytes_);
@@ -127,6 +129,7 @@ void Compiled::run(const Program& program, const Framework& framework, const voi
       arena = memory.data();
     }
   }
+  const RunningFramework running(framework);
   nb::gil_scoped_release unlocked;
   program.run(context, inputs, outputs, arena, active_profile.load(std::memory_order_relaxed));
 }
@@ -158,8 +161,10 @@ Compiled::Results Compiled::run_forward(const Framework& framework, const void* 
       else results.saved->device = DeviceMemory(framework, {target_.kind, target_.device_index}, saved_bytes_);
     }
     for (size_t i = count; i < total; ++i) outputs[i] = results.saved->data() + saved_offsets_[i - count];
-    if (keep_inputs)
+    if (keep_inputs) {
       for (int index : trace_->backward_saved_inputs) results.saved->inputs.push_back(nb::borrow(objects[static_cast<size_t>(index)]));
+      for (int index : saved_outputs_) results.saved->inputs.push_back(results.outputs[static_cast<size_t>(index)]);
+    }
   }
   run(program, framework, inputs, outputs);
   return results;
@@ -198,13 +203,17 @@ std::vector<nb::object> Compiled::backward(const Saved& saved, std::span<PyObjec
   const std::vector<TensorType>& types = program.inputs();
   Arguments arguments;
   arguments.pointers.reserve(types.size());
-  const auto saved_input_count = trace_->backward_saved_inputs.size();
-  if (saved.inputs.size() != saved_input_count && inputs.size() != saved_input_count)
-    throw ShapeError("compiled program: the backward reads " + std::to_string(saved_input_count) + " inputs of the forward, " +
+  const size_t input_count = trace_->backward_saved_inputs.size(), kept_count = input_count + saved_outputs_.size();
+  if (saved.inputs.size() != kept_count && inputs.size() != kept_count)
+    throw ShapeError("compiled program: the backward reads " + std::to_string(kept_count) + " tensors of the forward, " +
                      std::to_string(inputs.size()) + " given");
-  for (size_t i = 0; i < saved_input_count; ++i)
-    arguments.add(inputs.empty() ? saved.inputs[i].ptr() : inputs[i], types[i], "saved input", i);
-  for (size_t offset : saved_offsets_) arguments.pointers.push_back(saved.data() + offset);
+  const auto kept = [&](size_t i) { return inputs.empty() ? saved.inputs[i].ptr() : inputs[i]; };
+  for (size_t i = 0; i < input_count; ++i) arguments.add(kept(i), types[i], "saved input", i);
+  size_t next_kept = input_count, next_offset = 0;
+  for (int output : trace_->saved_from_output) {
+    if (output >= 0) arguments.add(kept(next_kept++), types[arguments.pointers.size()], "saved result", static_cast<size_t>(output));
+    else arguments.pointers.push_back(saved.data() + saved_offsets_[next_offset++]);
+  }
   for (int output : trace_->grad_outputs) {
     const TensorType& type = types[arguments.pointers.size()];
     PyObject* grad = output_grads[static_cast<size_t>(output)];

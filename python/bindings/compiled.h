@@ -21,7 +21,7 @@ struct Saved {
   std::shared_ptr<const CompiledTrace> trace;
   PoolBuffer host;
   DeviceMemory device;
-  std::vector<nb::object> inputs;  // in the order of backward_saved_inputs; empty if the caller keeps them
+  std::vector<nb::object> inputs;  // of backward_saved_inputs, then shared results; empty if the caller keeps them
   bool released = false;
 
   char* data() const { return static_cast<char*>(host.data() ? host.data() : device.data()); }
@@ -40,6 +40,7 @@ class Compiled {
   const CompiledTrace& trace() const { return *trace_; }
   const Target& target() const { return target_; }
   size_t saved_buffer_bytes() const { return saved_bytes_; }
+  const std::vector<int>& saved_outputs() const { return saved_outputs_; }
 
   // `inputs` are tensors, or Python numbers where the program takes a 0-dim value.
   Results forward(std::span<PyObject* const> inputs, bool keep_inputs) const;
@@ -49,7 +50,8 @@ class Compiled {
                             bool keep_inputs) const;
 
   // `output_grads` has one entry for each output of the trace, None where no gradient arrives. `inputs` are those of
-  // backward_saved_inputs where the forward was told not to keep them. The result has one entry a trace input.
+  // backward_saved_inputs, then the results that the backward reads (saved_outputs), where the forward was told not to
+  // keep them. The result has one entry a trace input.
   std::vector<nb::object> backward(const Saved& saved, std::span<PyObject* const> output_grads,
                                    std::span<PyObject* const> inputs) const;
 
@@ -62,6 +64,7 @@ class Compiled {
   std::shared_ptr<const CompiledTrace> trace_;
   Target target_;
   std::vector<size_t> saved_offsets_;
+  std::vector<int> saved_outputs_;  // trace outputs that the backward reads and the forward doesn't write twice
   size_t saved_bytes_ = 0;
 };
 

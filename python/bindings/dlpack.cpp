@@ -364,11 +364,19 @@ const Framework& default_framework() {
   return framework_of(example.ptr());
 }
 
-PyObject* view_tensor(const TensorType& type, void* data) {
+PyObject* view_tensor(const Framework& framework, const TensorType& type, void* data) {
   auto owned = describe(type);
   owned->managed.tensor.data = data;
-  return hand_over(default_framework(), &owned.release()->managed);
+  return hand_over(framework, &owned.release()->managed);
 }
+
+namespace {
+thread_local const Framework* running = nullptr;
+}
+
+const Framework& running_framework() { return running ? *running : default_framework(); }
+RunningFramework::RunningFramework(const Framework& framework) : before_(std::exchange(running, &framework)) {}
+RunningFramework::~RunningFramework() { running = before_; }
 
 DeviceMemory::DeviceMemory(const Framework& framework, Device device, size_t bytes) {
   int64_t count = static_cast<int64_t>(bytes);

@@ -68,9 +68,20 @@ NewTensor make_tensor(const Framework& framework, const TensorType& type);
 // The framework that tensors are made in when no input tells: PyTorch if it is loaded, else NumPy.
 const Framework& default_framework();
 
-// A tensor of the default framework over memory that stays the caller's: valid only while that memory is. A new
-// reference.
-PyObject* view_tensor(const TensorType& type, void* data);
+// A tensor over memory that stays the caller's: valid only while that memory is. A new reference.
+PyObject* view_tensor(const Framework& framework, const TensorType& type, void* data);
+
+// The framework whose tensors the program on this thread is run with; the default one outside a run. Kernels written
+// in Python (python_executor.cpp) get their tensors in it.
+const Framework& running_framework();
+class RunningFramework {
+ public:
+  explicit RunningFramework(const Framework& framework);
+  ~RunningFramework();
+
+ private:
+  const Framework* before_;
+};
 
 // Device memory that lives as long as this: from the framework's allocator, so that its stream order holds.
 class DeviceMemory {

@@ -7,6 +7,7 @@ void bind_tracing(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   m.doc() = "Fulmen's C++ core; use the package fulmen";
+  nanobind::set_leak_warnings(false);  // executors written in Python live as long as the process
   fulmen::python::bind_errors(m);
   fulmen::python::bind_types(m);
   fulmen::python::bind_executors(m);

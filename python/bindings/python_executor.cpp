@@ -47,6 +47,11 @@ nb::dict attributes_to_python(const Attributes* attrs) {
   return dict;
 }
 
+// "ValueError: message"
+std::string summary(const nb::python_error& error) {
+  return std::string(nb::str(error.type().attr("__name__")).c_str()) + ": " + nb::str(error.value()).c_str();
+}
+
 const std::pair<std::string_view, RefusalCode>* find_code(std::string_view name) {
   static const auto* codes = [] {
     auto* list = new std::vector<std::pair<std::string_view, RefusalCode>>();
@@ -86,14 +91,14 @@ class PythonKernel : public Kernel {
       for (size_t i = 0; i < outputs_.types.size(); ++i) out.append(view(outputs_, i, outputs[i]));
       (*run_)(op_, in, out, *attrs_);
     } catch (nb::python_error& error) {
-      throw DeviceError(name_ + ": " + op_ + " raised " + error.what());
+      throw DeviceError(name_ + ": " + op_ + " raised " + summary(error));
     }
   }
 
  private:
   static nb::object view(const OwnedTypes& types, size_t i, void* data) {
     if (!types.given[i] || (!data && types.types[i].element_count() > 0)) return nb::none();
-    return nb::steal(view_tensor(types.types[i], data));
+    return nb::steal(view_tensor(running_framework(), types.types[i], data));
   }
 
   std::string name_;
@@ -119,7 +124,7 @@ class PythonExecutor : public Executor {
       answer = (*claim_)(call.op->name, types_to_python(call.inputs), types_to_python(call.outputs), attributes_to_python(call.attrs),
                          call.training, call.deterministic, nb::cast(target));
     } catch (nb::python_error& error) {
-      throw InternalError(name_ + ": the checker of " + call.op->name + " raised " + error.what());
+      throw InternalError(name_ + ": the checker of " + call.op->name + " raised " + summary(error));
     }
     if (nb::isinstance<nb::tuple>(answer)) {
       const auto code = nb::cast<std::string>(answer[0]);

@@ -103,14 +103,11 @@ PyObject* sdpa_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 PyObject* sdpa_plain_entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  // A C function has no translator of its own: errors pass through a nanobind function that raises them again.
+  // A C function has no translator of errors; the general path meets the same error and raises it.
   try {
     return sdpa_plain(self, args, count);
-  } catch (nb::python_error& error) {
-    error.restore();
-    return nullptr;
   } catch (const std::exception&) {
-    Py_RETURN_NOTIMPLEMENTED;  // the general path meets the same error and reports it
+    Py_RETURN_NOTIMPLEMENTED;
   }
 }
 
@@ -185,6 +182,7 @@ void bind_sdpa(nb::module_& m) {
                        operands.push_back(entry.operands[static_cast<size_t>(input)]);
                      return operands;
                    })
+      .def_prop_ro("saved_outputs", [](const SdpaEntry& entry) { return entry.compiled->saved_outputs(); })
       .def_prop_ro("compiled", [](const SdpaEntry& entry) -> const Compiled& { return *entry.compiled; }, nb::rv_policy::reference_internal)
       // One gradient an operand, None where there is none.
       .def(

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -21,25 +20,6 @@ TensorType normalised_type(const TensorView& view, bool requires_grad) {
   }
   type.requires_grad = requires_grad;
   return type;
-}
-
-// The query's dims in memory order, if it is dense and not simply contiguous: the result is laid out the same way, so
-// that (batch, length, heads, dim) callers get back what they can view without a copy.
-std::optional<Dims> result_strides(const TensorType& query, const Dims& shape) {
-  if (query.is_contiguous() || query.rank() != static_cast<int>(shape.size())) return std::nullopt;
-  std::vector<size_t> order(shape.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return query.strides[a] > query.strides[b]; });
-  if (order.back() != shape.size() - 1) return std::nullopt;  // rows stay rows
-  for (size_t i : order)
-    if (query.strides[i] <= 0) return std::nullopt;
-  Dims strides(shape.size());
-  int64_t stride = 1;
-  for (size_t i = order.size(); i-- > 0;) {
-    strides[order[i]] = stride;
-    stride *= std::max<int64_t>(shape[order[i]], 1);
-  }
-  return strides;
 }
 
 constexpr const char* operand_names[sdpa_operand_count] = {"query", "key", "value", "mask", "sink", "alibi_slopes",
@@ -77,8 +57,6 @@ Trace sdpa_trace(const SdpaRequest& request) {
   set("softcap", o.softcap, o.softcap == 0.0);
   set("return_lse", o.with_lse, !o.with_lse);
   const std::vector<ValueId> results = builder.emit("sdpa", operands, std::move(attrs));
-  TensorType& out = trace.value(results[0]).type;
-  if (const auto strides = result_strides(trace.type(operands[sdpa_query]), out.shape)) out.strides = *strides;
   trace.outputs = {results[0]};
   if (o.with_lse) {
     if (results.size() < 2) throw UnsupportedError("sdpa: the op gives no log-sum-exp");
@@ -142,6 +120,9 @@ std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, con
     entry->operands.push_back(i);
     options.training |= request.needs_grad[static_cast<size_t>(i)];
   }
+  // Results lie as the query does, so that (batch, length, heads, dim) callers view them without a copy; the result that
+  // the backward reads is the caller's own tensor, kept by autograd.
+  options.free_layouts = options.share_outputs = true;
   options.deterministic = request.options.deterministic;
   options.target = target_of(nb::none(), request.views[sdpa_query].device);
   std::shared_ptr<const CompiledTrace> compiled;

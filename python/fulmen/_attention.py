@@ -190,7 +190,8 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, settings, *operands):
         needs = list(ctx.needs_input_grad[1:])
         outputs, ctx.saved, ctx.entry = _core.sdpa_call(operands, needs, *settings)
-        ctx.save_for_backward(*(operands[i] for i in ctx.entry.saved_operands))
+        entry = ctx.entry
+        ctx.save_for_backward(*[operands[i] for i in entry.saved_operands], *[outputs[i] for i in entry.saved_outputs])
         return tuple(outputs) if settings[8] else outputs[0]
 
     @staticmethod

@@ -25,7 +25,7 @@ def explain_torch(fn, args, kwargs, executors):
     try:
         # Each explanation adds a graph to what Dynamo keeps for a code object: its limits are for users' own recompiles.
         limits = {name: 1 << 20 for name in ("recompile_limit", "accumulated_recompile_limit") if hasattr(torch._dynamo.config, name)}
-        with torch._dynamo.config.patch(limits), torch_backend.listen() as listener, warnings.catch_warnings():
+        with torch._dynamo.config.patch(limits), torch_backend.listen() as reports, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # fallbacks are told in the explanation
             compiled = torch.compile(fn, backend=backend)
             result = compiled(*args, **kwargs)
@@ -34,7 +34,7 @@ def explain_torch(fn, args, kwargs, executors):
     finally:
         torch.random.set_rng_state(random_state)
     parts, fallbacks, node_count = [], [], 0
-    for report in listener.reports:
+    for report in reports:
         node_count += report.recorded.node_count
         fallbacks += [(f.node, f.call, f.reason) for f in report.fallbacks]
         parts += report.programs

@@ -44,12 +44,13 @@ std::shared_ptr<const CompiledTrace> compile(const Trace& trace, const CompileOp
   check_skipped(options.skip_passes);
   PassRunner runner(options.skip_passes, options.keep_texts);
   PipelineResult lowered =
-      run_pipeline(trace, {options.executors, options.target, options.training, options.deterministic}, runner);
+      run_pipeline(trace, {options.executors, options.target, options.training, options.deterministic, options.free_layouts, options.share_outputs}, runner);
   auto compiled = std::make_shared<CompiledTrace>();
   compiled->forward = build_program(lowered.forward, options.executors, options.target);
   if (lowered.backward) compiled->backward = build_program(*lowered.backward, options.executors, options.target);
   compiled->output_count = lowered.output_count;
   compiled->backward_saved_inputs = std::move(lowered.saved_inputs);
+  compiled->saved_from_output = std::move(lowered.saved_from_output);
   compiled->grad_outputs = std::move(lowered.grad_outputs);
   compiled->inputs_with_grad = std::move(lowered.inputs_with_grad);
   compiled->saved_bytes = lowered.saved_bytes;

@@ -19,6 +19,10 @@ struct CompileOptions {
   bool deterministic = false;
   std::vector<std::string> skip_passes;
   bool keep_texts = false;  // keep the text of the trace after each stage (explain)
+  // Results and input gradients may be laid out as suits their producer (attention: as the operands), and the gradients
+  // that come in as the results; else all are contiguous.
+  bool free_layouts = false;
+  bool share_outputs = false;  // the caller keeps results that the backward reads (CompiledTrace::saved_from_output)
 };
 
 struct Stage {
@@ -45,6 +49,8 @@ struct CompiledTrace {
   std::optional<Program> backward;
   int output_count = 0;                    // of the trace; forward.outputs() beyond are saved values
   std::vector<int> backward_saved_inputs;  // trace inputs that the backward reads, first in its inputs
+  // With share_outputs: for each saved value of the backward the trace output that it is, -1 where forward writes it.
+  std::vector<int> saved_from_output;
   std::vector<int> grad_outputs;           // trace outputs whose gradients the backward takes, last in its inputs
   std::vector<int> inputs_with_grad;       // trace inputs that backward's outputs belong to
   std::vector<Stage> stages;

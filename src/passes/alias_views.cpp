@@ -58,6 +58,24 @@ Dims length_major_strides(const Dims& shape) {
   return {std::max<int64_t>(length * heads * dim, 1), std::max<int64_t>(dim, 1), std::max<int64_t>(heads * dim, 1), 1};
 }
 
+// The strides of a dense tensor of `shape` whose dims lie in memory in the order of `like`'s; contiguous if those say
+// nothing (an expanded dim) or its rows are not contiguous.
+Dims dense_strides_like(const TensorType& like, const Dims& shape) {
+  if (like.rank() != static_cast<int>(shape.size()) || like.is_contiguous()) return contiguous_strides(shape);
+  std::vector<size_t> order;
+  for (size_t i = 0; i < shape.size(); ++i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return like.strides[a] > like.strides[b]; });
+  if (order.back() + 1 != shape.size()) return contiguous_strides(shape);
+  Dims strides(shape.size());
+  int64_t stride = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    if (like.strides[order[i]] <= 0) return contiguous_strides(shape);
+    strides[order[i]] = stride;
+    stride *= std::max<int64_t>(shape[order[i]], 1);
+  }
+  return strides;
+}
+
 }  // namespace
 
 std::optional<View> view_of(const Trace& trace, const Node& node) {
@@ -100,7 +118,7 @@ std::optional<View> view_of(const Trace& trace, const Node& node) {
   return std::nullopt;
 }
 
-Trace alias_views(const Trace& trace) {
+Trace alias_views(const Trace& trace, size_t contiguous_outputs, bool like_operands) {
   Trace out = trace;
   out.nodes.clear();
   std::unordered_set<ValueId> inputs(trace.inputs.begin(), trace.inputs.end());
@@ -113,20 +131,21 @@ Trace alias_views(const Trace& trace) {
       for (size_t i = 0; i < laid_out && i < node.outputs.size(); ++i) {
         if (node.outputs[i] == no_value || out.type(node.outputs[i]).rank() != 4) continue;
         TensorType& type = out.value(node.outputs[i]).type;
-        type.strides = length_major_strides(type.shape);
+        type.strides = like_operands ? dense_strides_like(out.type(node.inputs[i]), type.shape) : length_major_strides(type.shape);
       }
     }
     out.nodes.push_back(std::move(node));
   }
-  // Outputs: own, contiguous memory, each once.
+  // Outputs: own memory, each once.
   const auto producer = producers(out);
   Builder builder(out);
   std::unordered_set<ValueId> taken;
-  for (ValueId& id : out.outputs) {
+  for (size_t i = 0; i < out.outputs.size(); ++i) {
+    ValueId& id = out.outputs[i];
     if (id == no_value) continue;
     const int made_by = producer[static_cast<size_t>(id)];
     const bool is_view = made_by < 0 || out.nodes[static_cast<size_t>(made_by)].executor == view_executor;
-    if (is_view || !out.type(id).is_contiguous() || taken.count(id)) id = builder.emit1("contiguous", {id});
+    if (is_view || (i < contiguous_outputs && !out.type(id).is_contiguous()) || taken.count(id)) id = builder.emit1("contiguous", {id});
     taken.insert(id);
   }
   return out;

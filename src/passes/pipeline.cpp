@@ -48,7 +48,8 @@ bool has_own_gradient(const Trace&, const Node& node) {
 }
 
 // The second half, the same for both directions: from a trace with nothing but forward semantics to claimed nodes.
-Trace lower(Trace trace, const PipelineOptions& options, std::string_view direction, PassRunner& runner, std::vector<NodeClaim>& claims) {
+Trace lower(Trace trace, const PipelineOptions& options, std::string_view direction, size_t contiguous_outputs, PassRunner& runner,
+            std::vector<NodeClaim>& claims) {
   // Whole composites first: an executor that has a kernel for one should see it before it falls apart.
   trace = runner.run("decompose", trace, [&](const Trace& t) {
     return decompose(t, [&](const Trace& now, const Node& node) {
@@ -60,7 +61,9 @@ Trace lower(Trace trace, const PipelineOptions& options, std::string_view direct
   }, false);
   trace = canonicalise(std::move(trace), runner);
   // Views before fusion: a fusion reads its operands by their strides.
-  trace = runner.run("alias_views", trace, alias_views, false);
+  trace = runner.run("alias_views", trace, [&](const Trace& t) {
+    return alias_views(t, options.free_layouts ? 0 : contiguous_outputs, options.free_layouts);
+  }, false);
   // Claims before fusion, so that an executor that stands earlier in the list keeps what it claims; fusion joins
   // neighbours of one executor and claims the whole.
   trace = runner.run("claim_nodes", trace, [&](const Trace& t) {
@@ -90,7 +93,7 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
   });
   if (!wants_grad) {
     result.output_count = static_cast<int>(trace.outputs.size());
-    result.forward = lower(std::move(trace), options, "forward", runner, result.claims);
+    result.forward = lower(std::move(trace), options, "forward", all_outputs, runner, result.claims);
     return result;
   }
   // Composites without a gradient rule of their own are differentiated through their parts.
@@ -118,8 +121,36 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
   result.grad_outputs = joint.grad_outputs;
   result.inputs_with_grad = joint.inputs_with_grad;
   result.saved_bytes = halves.saved_bytes;
-  result.forward = lower(std::move(halves.forward), options, "forward", runner, result.claims);
-  result.backward = lower(std::move(halves.backward), options, "backward", runner, result.claims);
+  const auto output_count = static_cast<size_t>(halves.output_count);
+  // A saved value that is a result too needn't be written twice, where the caller keeps results for the backward.
+  auto& forward_outputs = halves.forward.outputs;
+  for (size_t i = output_count; i < forward_outputs.size();) {
+    const auto same = std::find(forward_outputs.begin(), forward_outputs.begin() + halves.output_count, forward_outputs[i]);
+    const bool shared = options.share_outputs && same != forward_outputs.begin() + halves.output_count;
+    result.saved_from_output.push_back(shared ? static_cast<int>(same - forward_outputs.begin()) : -1);
+    if (shared) {
+      result.saved_bytes -= halves.forward.type(forward_outputs[i]).bytes();
+      forward_outputs.erase(forward_outputs.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  result.forward = lower(std::move(halves.forward), options, "forward", output_count, runner, result.claims);
+  // The backward reads saved values as the forward laid them out.
+  size_t next = output_count;
+  for (size_t k = 0; k < result.saved_from_output.size(); ++k) {
+    const int from = result.saved_from_output[k];
+    const ValueId written = result.forward.outputs[from >= 0 ? static_cast<size_t>(from) : next++];
+    halves.backward.value(halves.backward.inputs[halves.saved_inputs.size() + k]).type.strides = result.forward.type(written).strides;
+  }
+  if (options.free_layouts) {
+    const size_t first = halves.backward.inputs.size() - joint.grad_outputs.size();
+    for (size_t k = 0; k < joint.grad_outputs.size(); ++k) {
+      const ValueId output = result.forward.outputs[static_cast<size_t>(joint.grad_outputs[k])];
+      halves.backward.value(halves.backward.inputs[first + k]).type.strides = result.forward.type(output).strides;
+    }
+  }
+  result.backward = lower(std::move(halves.backward), options, "backward", all_outputs, runner, result.claims);
   return result;
 }
 

@@ -38,6 +38,8 @@ struct PipelineOptions {
   const Target& target;
   bool training = false;
   bool deterministic = false;
+  bool free_layouts = false;   // of CompileOptions
+  bool share_outputs = false;  // of CompileOptions
 };
 
 // Names that may be skipped, for messages and docs.
@@ -48,6 +50,7 @@ struct PipelineResult {
   std::optional<Trace> backward;
   int output_count = 0;
   std::vector<int> saved_inputs, grad_outputs, inputs_with_grad;
+  std::vector<int> saved_from_output;  // of CompiledTrace
   size_t saved_bytes = 0;
   std::vector<NodeClaim> claims;
 };
