@@ -131,7 +131,13 @@ FULMEN_INLINE SinCos sin_cos(vfloat x) {
   result.cos = std::bit_cast<vfloat>(std::bit_cast<vuint>(select(odd, s, c)) ^ cos_sign);
   return result;
 }
-FULMEN_INLINE bool beyond_reduction(vfloat x) { return any_lane(~(vint)(abs(x) <= 65536.0f)); }
+FULMEN_INLINE bool beyond_reduction(vfloat x) {
+#if defined(__FMA__)
+  return any_lane(~(vint)(abs(x) <= 65536.0f));
+#else
+  return any_lane(~(vint)(abs(x) <= 0.78f));  // each part would be rounded
+#endif
+}
 FULMEN_INLINE vfloat sin(vfloat x) {
   if (beyond_reduction(x)) return each_lane([](float a, float) { return std::sin(a); }, x, x);
   return select((vint)(x == 0.0f), x, sin_cos(x).sin);
