@@ -25,7 +25,8 @@ double epsilon_of(DType dtype) {
 
 class OpOnExecutors : public ::testing::TestWithParam<SampleCall> {};
 
-void expect_close(const HostTensor& found, const HostTensor& exact, const HostTensor& rounded, const std::string& what) {
+// `slack` multiplies the budget.
+void expect_close(const HostTensor& found, const HostTensor& exact, const HostTensor& rounded, double slack, const std::string& what) {
   const DType dtype = found.type.dtype;
   const int64_t count = found.type.element_count();
   double largest = 0, reference_error = 0;
@@ -36,7 +37,7 @@ void expect_close(const HostTensor& found, const HostTensor& exact, const HostTe
       reference_error = std::max(reference_error, std::abs(exact.f[k] - rounded.f[k]));
     }
   // Results that are sums of larger parts (a difference of means) have no fewer bits lost than those of size 1.
-  const double budget = std::max(2 * reference_error, 8 * epsilon_of(dtype) * std::max(largest, 1.0));
+  const double budget = slack * std::max(2 * reference_error, 8 * epsilon_of(dtype) * std::max(largest, 1.0));
   for (int64_t k = 0; k < count; ++k) {
     const auto at = static_cast<size_t>(k);
     if (!is_float(dtype)) {
@@ -59,6 +60,8 @@ TEST_P(OpOnExecutors, AgreesWithTheEvaluator) {
   const Trace trace = trace_of(op, *GetParam().sample, Marks::none);
   const auto values = values_of(op, *GetParam().sample, trace);
   const auto exact = evaluate(trace, values);
+  // Drawn statistics are no softmax's: its exponentials are in the hundreds, and their sums cancel.
+  const double slack = op.name == "sdpa_backward" ? 8 : 1;
   const auto rounded = evaluate(trace, values, {.round = true});
   const Target target;
   const Call call = call_of(trace, trace.nodes[0]);
@@ -72,7 +75,7 @@ TEST_P(OpOnExecutors, AgreesWithTheEvaluator) {
     if (!run_call(*executor, trace, target, inputs, outputs)) continue;
     for (size_t i = 0; i < outputs.size(); ++i) {
       EXPECT_TRUE(outputs[i].canaries_intact()) << "bytes beside output " << i << " changed";
-      expect_close(outputs[i].read(), exact[i], rounded[i], "output " + std::to_string(i));
+      expect_close(outputs[i].read(), exact[i], rounded[i], slack, "output " + std::to_string(i));
     }
     for (size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(inputs[i].unchanged()) << "input " << i;
   }
