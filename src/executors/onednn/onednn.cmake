@@ -1,0 +1,25 @@
+# Adds the oneDNN executor to the target `fulmen`. Only its header is needed (Debian: libdnnl-dev); the library is opened
+# at run time. Without the header the executor is built as one that says why it is unavailable.
+set(FULMEN_ONEDNN_DIR ${PROJECT_SOURCE_DIR}/src/executors/onednn)
+find_path(FULMEN_ONEDNN_INCLUDE NAMES oneapi/dnnl/dnnl.h)
+option(FULMEN_ONEDNN "Build the oneDNN executor where its header is found" ON)
+set(FULMEN_WITHOUT_ONEDNN_REASON "")
+if(NOT FULMEN_ONEDNN)
+  set(FULMEN_WITHOUT_ONEDNN_REASON "switched off when Fulmen was built (FULMEN_ONEDNN=OFF)")
+elseif(NOT FULMEN_ONEDNN_INCLUDE)
+  set(FULMEN_WITHOUT_ONEDNN_REASON "built without oneapi/dnnl/dnnl.h (Debian: libdnnl-dev)")
+else()
+  file(STRINGS ${FULMEN_ONEDNN_INCLUDE}/oneapi/dnnl/dnnl_version.h FULMEN_ONEDNN_MAJOR REGEX "DNNL_VERSION_MAJOR +[0-9]+")
+  if(NOT FULMEN_ONEDNN_MAJOR MATCHES " 2$")
+    set(FULMEN_WITHOUT_ONEDNN_REASON "built with headers of a oneDNN that isn't version 2")
+  endif()
+endif()
+
+target_sources(fulmen PRIVATE ${FULMEN_ONEDNN_DIR}/executor.cpp)
+if(FULMEN_WITHOUT_ONEDNN_REASON)
+  message(STATUS "oneDNN executor: ${FULMEN_WITHOUT_ONEDNN_REASON}")
+  set_source_files_properties(${FULMEN_ONEDNN_DIR}/executor.cpp PROPERTIES COMPILE_DEFINITIONS
+                              "FULMEN_WITHOUT_ONEDNN_REASON=\"${FULMEN_WITHOUT_ONEDNN_REASON}\"")
+else()
+  target_sources(fulmen PRIVATE ${FULMEN_ONEDNN_DIR}/library.cpp ${FULMEN_ONEDNN_DIR}/convolution.cpp)
+endif()
