@@ -10,6 +10,7 @@
 #include "passes/alias_views.h"
 #include "passes/decompose.h"
 #include "passes/fuse.h"
+#include "passes/join_slice_gradients.h"
 #include "passes/merge_equal_nodes.h"
 #include "passes/remove_dead_nodes.h"
 #include "passes/simplify.h"
@@ -17,7 +18,7 @@
 namespace fulmen {
 
 const std::vector<std::string>& optional_passes() {
-  static const std::vector<std::string> names = {"simplify", "merge_equal_nodes", "remove_dead_nodes", "claim_pairs", "fuse"};
+  static const std::vector<std::string> names = {"simplify", "merge_equal_nodes", "remove_dead_nodes", "claim_pairs", "join_slice_gradients", "fuse"};
   return names;
 }
 
@@ -111,6 +112,9 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
     });
   }, false);
   joint.trace = canonicalise(std::move(joint.trace), runner);
+  // After the adds of gradients stand side by side, before the cut counts bytes.
+  joint.trace = runner.run("join_slice_gradients", joint.trace, join_slice_gradients);
+  joint.trace = runner.run("remove_dead_nodes", joint.trace, remove_dead_nodes);
   SplitTrace halves = split(joint);
   verify(halves.forward, "split");
   verify(halves.backward, "split");

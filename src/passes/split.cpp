@@ -15,13 +15,48 @@ bool is_costly(const Node& node) {
   static const std::unordered_set<std::string_view> costly = {
       "matmul", "linear", "addmm", "sdpa_forward", "sdpa_backward", "convolution", "convolution_input_grad", "convolution_weight_grad",
       "embedding", "embedding_grad", "gather", "index_select", "index", "scatter", "scatter_add", "index_add", "index_put", "sort",
-      "topk", "cumsum", "cumprod", "einsum"};
+      "topk", "cumsum", "cumprod", "einsum", "cross_entropy"};
   return costly.count(node.op->name) > 0;
 }
 
 bool is_view(const Node& node) {
   static const std::unordered_set<std::string_view> views = {"reshape", "permute", "slice", "broadcast_to", "detach"};
   return views.count(node.op->name) > 0;
+}
+
+// Nodes that are computed again move to just before their first reader, so that their results live briefly.
+std::vector<Node> recompute_late(std::vector<Node> nodes, const std::vector<bool>& is_backward, size_t value_count) {
+  std::vector<int> producer(value_count, -1);
+  for (size_t i = 0; i < nodes.size(); ++i)
+    for (ValueId id : nodes[i].outputs)
+      if (id != no_value) producer[static_cast<size_t>(id)] = static_cast<int>(i);
+  std::vector<Node> ordered;
+  std::vector<bool> placed(nodes.size(), false);
+  std::vector<size_t> stack;
+  const auto place = [&](size_t wanted) {
+    stack.push_back(wanted);
+    while (!stack.empty()) {
+      const size_t i = stack.back();
+      bool ready = true;
+      for (ValueId id : nodes[i].inputs) {
+        if (id == no_value) continue;
+        const int from = producer[static_cast<size_t>(id)];
+        if (from < 0 || placed[static_cast<size_t>(from)]) continue;
+        stack.push_back(static_cast<size_t>(from));
+        ready = false;
+      }
+      if (!ready) continue;
+      stack.pop_back();
+      if (placed[i]) continue;
+      placed[i] = true;
+      ordered.push_back(std::move(nodes[i]));
+    }
+  };
+  for (size_t i = 0; i < nodes.size(); ++i)
+    if (is_backward[i] && !placed[i]) place(i);
+  for (size_t i = 0; i < nodes.size(); ++i)
+    if (!placed[i]) place(i);  // results that depend on no gradient
+  return ordered;
 }
 
 }  // namespace
@@ -112,6 +147,7 @@ SplitTrace split(const JointTrace& joint) {
   std::vector<bool> wanted(value_count, false);
   for (ValueId id : result.backward.outputs) wanted[at(id)] = true;
   std::vector<Node> kept;
+  std::vector<bool> kept_is_backward;
   for (size_t i = all.nodes.size(); i-- > 0;) {
     Node node = all.nodes[i];
     bool run = false;
@@ -126,9 +162,11 @@ SplitTrace split(const JointTrace& joint) {
     for (ValueId id : node.inputs)
       if (id != no_value) wanted[at(id)] = true;
     kept.push_back(std::move(node));
+    kept_is_backward.push_back(node_is_backward[i]);
   }
   std::reverse(kept.begin(), kept.end());
-  result.backward.nodes = std::move(kept);
+  std::reverse(kept_is_backward.begin(), kept_is_backward.end());
+  result.backward.nodes = recompute_late(std::move(kept), kept_is_backward, value_count);
 
   for (int i = 0; i < joint.input_count; ++i) {
     const ValueId id = all.inputs[static_cast<size_t>(i)];

@@ -17,6 +17,7 @@
 #include "passes/claim_nodes.h"
 #include "passes/decompose.h"
 #include "passes/differentiate.h"
+#include "passes/join_slice_gradients.h"
 #include "passes/merge_equal_nodes.h"
 #include "passes/remove_dead_nodes.h"
 #include "passes/simplify.h"
@@ -39,6 +40,7 @@ const std::map<std::string, std::string (*)(const Trace&)> passes = {
     {"simplify", [](const Trace& t) { return to_string(simplify(t)); }},
     {"merge_equal_nodes", [](const Trace& t) { return to_string(merge_equal_nodes(t)); }},
     {"remove_dead_nodes", [](const Trace& t) { return to_string(remove_dead_nodes(t)); }},
+    {"join_slice_gradients", [](const Trace& t) { return to_string(remove_dead_nodes(join_slice_gradients(t))); }},
     {"decompose", [](const Trace& t) { return to_string(decompose(t, [](const Trace&, const Node&) { return false; })); }},
     {"differentiate", [](const Trace& t) { return to_string(differentiate(t).trace); }},
     {"split", after_split},
