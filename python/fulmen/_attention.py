@@ -4,6 +4,8 @@ A call is compiled once for each kind (dtypes, shapes, strides, options) and kep
 PyTorch: autograd, autocast and the random seed. The meaning of every option stands in src/ops/sdpa_call.h.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
@@ -86,7 +88,7 @@ def attention(
         deterministic, _handles(executors),
     )
     if is_compiling():
-        return _without_data("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
+        return _with_torch("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
     return _call("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
 
 
@@ -134,7 +136,7 @@ def _call(name, tensors, dropout_p, scale, options):
     if not 0.0 <= dropout_p <= 1.0:
         raise ShapeError(f"{name}: dropout_p is {dropout_p}; it is a probability, from 0 to 1")
     if fake:  # nothing to run: only the type of the result is wanted
-        return _without_data(name, tensors, dropout_p, scale, options)
+        return _with_torch(name, tensors, dropout_p, scale, options)
     device = q.device
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
@@ -156,10 +158,27 @@ def _call(name, tensors, dropout_p, scale, options):
         options.causal, options.lower_right, options.gqa, options.left, options.right, float(dropout_p), scale, options.softcap,
         options.lse, deterministic, options.executors,
     )
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _Attention.apply(settings, *tensors, seed)
-    outputs = _core.sdpa_call((*tensors, seed), _no_grad, *settings)[0]
+    try:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            return _Attention.apply(settings, *tensors, seed)
+        outputs = _core.sdpa_call((*tensors, seed), _no_grad, *settings)[0]
+    except UnsupportedError as error:
+        if device.type == "cpu":
+            raise
+        # No executor of ours takes everything on a GPU: PyTorch runs what nobody claims.
+        _say(f"{name}: PyTorch runs this call, since no executor of Fulmen claims it: {error}")
+        return _with_torch(name, tensors, dropout_p, scale, options)
     return tuple(outputs) if options.lse else outputs[0]
+
+
+_said = set()
+
+
+def _say(message):
+    """A warning for each reason, once a process."""
+    if message not in _said and len(_said) < 1000:
+        _said.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 _no_grad = [False] * 10
@@ -172,7 +191,7 @@ def _draw_seed(device):
     return seed
 
 
-def _without_data(name, tensors, dropout_p, scale, options):
+def _with_torch(name, tensors, dropout_p, scale, options):
     if name == "sdpa":
         return _torch_sdpa(*tensors[:4], dropout_p, options.causal, scale=scale, enable_gqa=options.gqa)
     from fulmen._attention_composed import composed_attention
