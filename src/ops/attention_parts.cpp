@@ -158,6 +158,8 @@ AttentionResults attention_forward(Builder& b, const SdpaCall& call, std::span<c
   // The shift by the maximum cancels out of the result, so no gradient flows through it.
   ValueId top = no_value;
   if (parts.keys > 0) top = b.amax(b.emit1("detach", {s}), {3}, true);
+  // A row with no open key, whatever its sink.
+  const ValueId closed = top != no_value ? b.emit1("eq", {top, parts.number(-infinity)}) : full_on(b, lines, 1.0, DType::boolean, parts.query);
   ValueId sink = no_value;
   if (inputs[sdpa_sink] != no_value) {
     sink = parts.per_head(inputs[sdpa_sink]);
@@ -169,7 +171,6 @@ AttentionResults attention_forward(Builder& b, const SdpaCall& call, std::span<c
   const ValueId powers = b.exp(b.sub(s, top));
   ValueId total = b.sum(powers, {3}, true);
   if (sink != no_value) total = b.add(total, b.exp(b.sub(sink, top)));
-  const ValueId closed = b.emit1("eq", {total, zero});
   const ValueId safe = b.where(closed, one, total);
   const ValueId p = parts.dropped(b.div(powers, safe));
   const ValueId out = parts.by_head(b.matmul(parts.by_group(p), parts.value), call.value_dim());
