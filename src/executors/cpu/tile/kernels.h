@@ -71,6 +71,7 @@ struct KernelTable {
   Kernel reduce_rows[fold_count] = {};      // dst[r] = fold of row r
   Kernel reduce_columns[fold_count] = {};   // dst[c] = fold of dst[c] and column c
   Kernel multiply_reduce_rows = nullptr;    // dst[r] = sum of src[0] * src[1] over row r
+  Kernel multiply_reduce_columns = nullptr; // dst[c] += sum of src[0] * src[1] over column c; f32 only
   Kernel repeat = nullptr;                  // dst row r = src, for all r
   Kernel spread = nullptr;                  // dst row r = src[r * step]
   Kernel round_bf16 = nullptr, round_f16 = nullptr;

@@ -48,6 +48,28 @@ __attribute__((flatten)) void pointwise(const Work& work) {
   }
 }
 
+// A tile over one value a row: by its reciprocal where that is a plain number, within 1.5 units in the last place.
+__attribute__((flatten)) void divide_by_spread(const Work& work) {
+  float* dst = static_cast<float*>(work.dst);
+  const float* src = static_cast<const float*>(work.src[0]);
+  const float* divisor = static_cast<const float*>(work.src[1]);
+  for (int64_t row = 0; row < work.rows; ++row, dst += work.cols, src += work.cols, divisor += work.step[1]) {
+    const float size = *divisor < 0.0f ? -*divisor : *divisor;
+    Work line;
+    line.dst = dst;
+    line.src[0] = src;
+    line.src[1] = divisor;
+    line.cols = work.cols;
+    if (size > 1e-30f && size < 1e30f) {
+      const float reciprocal = 1.0f / *divisor;
+      line.src[1] = &reciprocal;
+      pointwise<pointwise::Mul, 2, 2>(line);
+    } else {
+      pointwise<pointwise::Div, 2, 2>(line);
+    }
+  }
+}
+
 template <class Body>
 constexpr int argument_count() {
   if constexpr (requires(Lanes x) { Body::apply(x); }) return 1;
@@ -166,6 +188,21 @@ void reduce_columns(const Work& work) {
     vfloat sum = load_partial(src + c, rest);
     for (int64_t row = 1; row < rows; ++row) sum = combine<fold>(sum, load_partial(src + row * cols + c, rest));
     store_partial(dst + c, combine<fold>(load_partial(dst + c, rest), sum), rest);
+  }
+}
+
+void multiply_reduce_columns(const Work& work) {
+  float* dst = static_cast<float*>(work.dst);
+  const float *a = static_cast<const float*>(work.src[0]), *b = static_cast<const float*>(work.src[1]);
+  const int64_t cols = work.cols, rows = work.rows;
+  for (int64_t c = 0; c < cols; c += lanes) {
+    const int rest = static_cast<int>(cols - c < lanes ? cols - c : lanes);
+    vfloat sum = {};
+    if (rest == lanes)
+      for (int64_t row = 0; row < rows; ++row) sum = fma(load(a + row * cols + c), load(b + row * cols + c), sum);
+    else
+      for (int64_t row = 0; row < rows; ++row) sum = fma(load_partial(a + row * cols + c, rest), load_partial(b + row * cols + c, rest), sum);
+    store_partial(dst + c, load_partial(dst + c, rest) + sum, rest);
   }
 }
 
@@ -417,6 +454,7 @@ tile::KernelTable make_table() {
 #define FULMEN_FILL(name, Body, operands, kind, attributes) fill_forms<pointwise::Body, operands>(table.pointwise[op++]);
   FULMEN_POINTWISE_OPS(FULMEN_FILL)
 #undef FULMEN_FILL
+  table.pointwise[static_cast<int>(tile::Op::div)][2] = divide_by_spread;
   table.reduce_rows[0] = reduce_rows<Fold::sum>;
   table.reduce_rows[1] = reduce_rows<Fold::max>;
   table.reduce_rows[2] = reduce_rows<Fold::min>;
@@ -424,6 +462,7 @@ tile::KernelTable make_table() {
   table.reduce_columns[1] = reduce_columns<Fold::max>;
   table.reduce_columns[2] = reduce_columns<Fold::min>;
   table.multiply_reduce_rows = multiply_reduce_rows;
+  table.multiply_reduce_columns = multiply_reduce_columns;
   table.repeat = repeat;
   table.spread = spread;
   table.draw_mask = draw_mask;

@@ -11,6 +11,7 @@ namespace fulmen::cpu::tile {
 namespace {
 
 constexpr int64_t item_elements = 16384;
+constexpr int64_t block_rows = 64;
 constexpr int64_t row_items_limit = 64;  // partial results of a column: bounded memory, enough parts for threads
 
 int64_t product(const Dims& dims) {
@@ -82,17 +83,19 @@ class Scheduler {
     p.cols = product(p.inner_sizes);
     const int registers = registers_wanted();
     const int64_t elements = registers <= 4 ? 2048 : registers <= 10 ? 1024 : 512;
+    // Memory in which neighbours along the columns lie apart is read in blocks of many rows: whole cache lines at a time.
     bool is_transposed = false;
-    for_each_live_memory([&](const Memory& memory) { is_transposed = is_transposed || !memory.is_even || memory.col_stride > 1; });
-    if (p.cols <= elements) {
+    for_each_live_memory([&](const Memory& memory) { is_transposed = is_transposed || memory.col_stride > 1; });
+    is_transposed = is_transposed && p.rows >= block_rows / 4;
+    if (is_transposed && !nest_.has_row_reductions) {
+      p.tile_cols = std::min(p.cols, std::max<int64_t>(16, elements / block_rows));
+      p.tile_rows = std::min(p.rows, p.tile_cols == p.cols ? std::max<int64_t>(1, elements / p.cols) : block_rows);
+    } else if (p.cols <= elements) {
       p.tile_cols = p.cols;
-      p.tile_rows = std::min(p.rows, std::max<int64_t>(1, elements / p.cols));
+      p.tile_rows = std::min(p.rows, std::max<int64_t>(is_transposed ? 16 : 1, elements / p.cols));
     } else if (nest_.has_row_reductions) {
-      p.tile_rows = 1;
       p.tile_cols = p.cols * 4 * registers <= 65536 ? p.cols : elements;
-    } else if (is_transposed && p.rows >= 8) {
-      p.tile_rows = std::min<int64_t>(p.rows, 32);
-      p.tile_cols = elements / 32;
+      p.tile_rows = 1;
     } else {
       p.tile_rows = 1;
       p.tile_cols = elements;
@@ -411,7 +414,7 @@ class Scheduler {
     return step;
   }
 
-  // sum(a * b) over columns needs no register for the product.
+  // sum(a * b) needs no register for the product.
   bool only_multiplied_and_summed(int i) const {
     const Expression& e = at(i);
     if (e.code != Code::pointwise || (e.op != Op::mul && e.op != Op::square) || placement(i).uses != 1) return false;
@@ -419,7 +422,10 @@ class Scheduler {
       if (placement(arg).extent != Extent::full) return false;
     for (int k = i + 1; k < static_cast<int>(analysis_.expressions.size()); ++k) {
       if (!placement(k).is_live || std::find(at(k).args.begin(), at(k).args.end(), i) == at(k).args.end()) continue;
-      return at(k).code == Code::reduce && at(k).fold == Fold::sum && placement(k).reduction == Reduction::over_columns && at(k).domain == e.domain;
+      const Reduction reduction = placement(k).reduction;
+      const bool has_kernel = reduction == Reduction::over_columns ||
+                              (reduction == Reduction::over_rows && placement(k).extent == Extent::column && e.domain == Domain::f32);
+      return at(k).code == Code::reduce && at(k).fold == Fold::sum && at(k).domain == e.domain && has_kernel;
     }
     return false;
   }
@@ -467,8 +473,14 @@ class Scheduler {
       step.span = Span::tile_as_column;
       tile_steps(level).push_back(step);
     } else if (p.extent == Extent::column) {
-      step.src[0] = wide_slot(operand, level);
       step.span = Span::tile;
+      if (only_multiplied_and_summed(operand)) {
+        step.kernel = table(e.domain).multiply_reduce_columns;
+        step.src[0] = slot_in(at(operand).args.front(), level);
+        step.src[1] = slot_in(at(operand).args.back(), level);
+      } else {
+        step.src[0] = wide_slot(operand, level);
+      }
       tile_steps(level).push_back(step);
     } else {
       int src = slot_in(operand, level);
@@ -484,7 +496,7 @@ class Scheduler {
       step.span = Span::rows_as_column;
       row_steps(level).push_back(step);
     }
-    partial.combine = step.kernel;
+    partial.combine = table(e.domain).reduce_columns[static_cast<int>(e.fold)];
     const int late = direct_late_output(i);
     partial.result_slot = late >= 0 ? late : late_slot(p.extent, e.domain);
     late_slots_[static_cast<size_t>(i)] = partial.result_slot;
