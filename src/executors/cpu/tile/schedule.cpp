@@ -1,4 +1,5 @@
-// Expressions in a loop nest -> a tile program: tile sizes, instructions, registers.
+// Expressions in a loop nest -> a tile program: the instructions and their slots. Tile sizes are chosen in sizes.cpp,
+// registers get their places in registers.cpp.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -6,33 +7,17 @@
 
 #include "core/error.h"
 #include "executors/cpu/tile/nest.h"
+#include "executors/cpu/tile/sizes.h"
 
 namespace fulmen::cpu::tile {
 namespace {
-
-constexpr int64_t item_elements = 16384;
-constexpr int64_t block_rows = 64;
-constexpr int64_t row_items_limit = 64;  // partial results of a column: bounded memory, enough parts for threads
-
-int64_t product(const Dims& dims) {
-  int64_t result = 1;
-  for (int64_t size : dims) result *= size;
-  return result;
-}
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-int64_t align64(int64_t bytes) { return round_up(bytes, 64); }
-
-bool is_native(DType dtype, Domain domain) {
-  return (domain == Domain::f32 && dtype == DType::f32) || (domain == Domain::f64 && dtype == DType::f64) ||
-         (domain == Domain::i64 && dtype == DType::i64);
-}
 
 class Scheduler {
  public:
   Scheduler(Analysis analysis, Nest nest, Isa isa) : analysis_(std::move(analysis)), nest_(std::move(nest)), isa_(isa) {}
 
   Program make() {
-    choose_tiles();
+    choose_tiles(analysis_, nest_, program_);
     const size_t count = analysis_.expressions.size();
     slots_.assign(count, -1);
     wide_slots_.assign(count, -1);
@@ -44,8 +29,8 @@ class Scheduler {
     assign_outputs();
     for (int level = 0; level <= last_level; ++level) emit_level(level);
     emit_late();
-    allocate_registers();
-    program_.item_nanoseconds = item_cost();
+    allocate_registers(program_);
+    program_.item_nanoseconds = item_cost(analysis_, nest_, program_);
     return std::move(program_);
   }
 
@@ -54,74 +39,6 @@ class Scheduler {
   const Placement& placement(int i) const { return nest_.placements[static_cast<size_t>(i)]; }
   bool single_chunk() const { return program_.tile_cols == program_.cols; }
   const KernelTable& table(Domain domain) const { return kernel_table(domain, isa_); }
-
-  // --- tiles and items ---
-
-  // Tile registers alive at once, roughly: what memory holds already doesn't count.
-  int registers_wanted() const {
-    std::map<int, size_t> last_use;
-    for (size_t i = 0; i < analysis_.expressions.size(); ++i)
-      if (placement(static_cast<int>(i)).is_live)
-        for (int arg : at(static_cast<int>(i)).args) last_use[arg] = i;
-    int alive = 0, most = 1;
-    for (size_t i = 0; i < analysis_.expressions.size(); ++i) {
-      const auto counts = [&](int e) {
-        return placement(e).is_live && placement(e).extent == Extent::full && !(at(e).code == Code::load && is_native(at(e).dtype, at(e).domain));
-      };
-      if (counts(static_cast<int>(i))) most = std::max(most, ++alive);
-      for (int arg : at(static_cast<int>(i)).args)
-        if (counts(arg) && last_use.count(arg) && last_use[arg] == i) last_use.erase(arg), --alive;
-    }
-    return most;
-  }
-
-  void choose_tiles() {
-    Program& p = program_;
-    p.outer_sizes = nest_.outer_sizes;
-    p.inner_sizes = nest_.inner_sizes;
-    p.rows = product(p.outer_sizes);
-    p.cols = product(p.inner_sizes);
-    const int registers = registers_wanted();
-    const int64_t elements = registers <= 4 ? 2048 : registers <= 10 ? 1024 : 512;
-    // Memory in which neighbours along the columns lie apart is read in blocks of many rows: whole cache lines at a time.
-    bool is_transposed = false;
-    for_each_live_memory([&](const Memory& memory) { is_transposed = is_transposed || memory.col_stride > 1; });
-    is_transposed = is_transposed && p.rows >= block_rows / 4;
-    if (is_transposed && !nest_.has_row_reductions) {
-      p.tile_cols = std::min(p.cols, std::max<int64_t>(16, elements / block_rows));
-      p.tile_rows = std::min(p.rows, p.tile_cols == p.cols ? std::max<int64_t>(1, elements / p.cols) : block_rows);
-    } else if (p.cols <= elements) {
-      p.tile_cols = p.cols;
-      p.tile_rows = std::min(p.rows, std::max<int64_t>(is_transposed ? 16 : 1, elements / p.cols));
-    } else if (nest_.has_row_reductions) {
-      p.tile_cols = p.cols * 4 * registers <= 65536 ? p.cols : elements;
-      p.tile_rows = 1;
-    } else {
-      p.tile_rows = 1;
-      p.tile_cols = elements;
-    }
-    bool has_partials = false;
-    for (size_t i = 0; i < analysis_.expressions.size(); ++i) {
-      const Placement& placed = placement(static_cast<int>(i));
-      has_partials = has_partials || (placed.is_live && (placed.reduction == Reduction::over_rows || placed.reduction == Reduction::over_all));
-    }
-    p.item_cols = p.cols;
-    int64_t item_rows = std::max<int64_t>(1, item_elements / p.cols);
-    if (!nest_.has_row_reductions && p.cols > (has_partials ? 4 * item_elements : item_elements)) {
-      p.item_cols = std::min(p.cols, round_up(std::max<int64_t>(1, item_elements / p.tile_rows), p.tile_cols));
-      item_rows = 1;
-    }
-    if (has_partials) item_rows = std::max(item_rows, (p.rows + row_items_limit - 1) / row_items_limit);
-    p.item_rows = std::min(p.rows, round_up(item_rows, p.tile_rows));
-  }
-
-  template <class F>
-  void for_each_live_memory(F&& f) const {
-    for (size_t i = 0; i < analysis_.expressions.size(); ++i)
-      if (placement(static_cast<int>(i)).is_live && at(static_cast<int>(i)).code == Code::load)
-        f(nest_.load_memories[static_cast<size_t>(at(static_cast<int>(i)).view)]);
-    for (const Memory& memory : nest_.output_memories) f(memory);
-  }
 
   // --- slots ---
 
@@ -169,7 +86,7 @@ class Scheduler {
     slot.extent = extent;
     slot.element_bytes = domain_bytes(domain);
     slot.offset = program_.workspace_bytes;
-    program_.workspace_bytes += align64(slot.element_bytes * (extent == Extent::column ? program_.cols : 1));
+    program_.workspace_bytes += aligned_bytes(slot.element_bytes * (extent == Extent::column ? program_.cols : 1));
     return add_slot(slot);
   }
 
@@ -460,7 +377,7 @@ class Scheduler {
     const int64_t col_items = (program_.cols + program_.item_cols - 1) / program_.item_cols;
     // A scalar result has a part for every item.
     partial.parts = partial.cols > 1 || p.extent == Extent::column ? row_items : row_items * col_items;
-    program_.workspace_bytes += align64(partial.parts * partial.cols * domain_bytes(e.domain));
+    program_.workspace_bytes += aligned_bytes(partial.parts * partial.cols * domain_bytes(e.domain));
     Slot slot;
     slot.kind = Slot::Kind::partial;
     slot.offset = partial.workspace_offset;
@@ -583,143 +500,6 @@ class Scheduler {
       FULMEN_CHECK(placement(i).is_late);
       program_.epilogue.push_back(store_step(static_cast<int>(k), at(i).domain, nest_.output_extents[k], late_value(i)));
     }
-  }
-
-  // --- registers ---
-
-  struct Interval {
-    int begin = std::numeric_limits<int>::max(), end = -1;
-  };
-
-  void allocate_registers() {
-    Program& p = program_;
-    // Positions of all steps, section by section.
-    std::vector<const Step*> steps;
-    std::vector<int> section_of;
-    std::vector<std::pair<int, int>> sections;  // first and last position
-    std::vector<bool> repeats;                  // runs once a chunk
-    const auto add_section = [&](const std::vector<Step>& list, bool repeat) {
-      const int begin = static_cast<int>(steps.size());
-      for (const Step& step : list) steps.push_back(&step), section_of.push_back(static_cast<int>(sections.size()));
-      sections.push_back({begin, static_cast<int>(steps.size()) - 1});
-      repeats.push_back(repeat);
-    };
-    add_section(p.prologue, false);
-    for (const Level& level : p.levels) {
-      add_section(level.row_steps, false);
-      add_section(level.tile_steps, !single_chunk());
-    }
-    const int end = static_cast<int>(steps.size());
-    std::vector<Interval> intervals(p.slots.size());
-    std::vector<int> first_section(p.slots.size(), -1);
-    const auto touch = [&](int slot, int position) {
-      if (slot < 0) return;
-      Interval& interval = intervals[static_cast<size_t>(slot)];
-      const int section = section_of[static_cast<size_t>(position)];
-      int begin = position, last = position;
-      if (first_section[static_cast<size_t>(slot)] < 0) first_section[static_cast<size_t>(slot)] = section;
-      const bool crosses = first_section[static_cast<size_t>(slot)] != section;
-      Slot& s = p.slots[static_cast<size_t>(slot)];
-      if (repeats[static_cast<size_t>(section)] && (crosses || s.extent == Extent::row)) {
-        begin = std::min(begin, sections[static_cast<size_t>(section)].first);
-        last = sections[static_cast<size_t>(section)].second;
-      }
-      if (crosses && first_section[static_cast<size_t>(slot)] == 0) last = end;  // from the prologue: kept
-      if (crosses && s.kind == Slot::Kind::tile_register && s.extent == Extent::full && first_section[static_cast<size_t>(slot)] != 0 && !single_chunk()) {
-        s.kind = Slot::Kind::row_buffer;
-        interval.begin = std::min(interval.begin, sections[static_cast<size_t>(first_section[static_cast<size_t>(slot)])].first);
-      }
-      interval.begin = std::min(interval.begin, begin);
-      interval.end = std::max(interval.end, last);
-    };
-    for (int position = 0; position < end; ++position) {
-      for (int src : steps[static_cast<size_t>(position)]->src) touch(src, position);
-      touch(steps[static_cast<size_t>(position)]->dst, position);
-    }
-    place_intervals(steps, intervals);
-  }
-
-  int64_t slot_bytes(const Slot& slot) const {
-    const Program& p = program_;
-    int64_t elements = 1;
-    if (slot.kind == Slot::Kind::row_buffer) elements = p.cols;
-    else if (slot.extent == Extent::row) elements = p.tile_rows;
-    else if (slot.extent == Extent::column) elements = p.tile_cols;
-    else if (slot.extent == Extent::full) elements = p.tile_rows * p.tile_cols;
-    return align64(elements * slot.element_bytes + 64);  // whole vectors may be read past the end
-  }
-
-  void place_intervals(const std::vector<const Step*>& steps, const std::vector<Interval>& intervals) {
-    Program& p = program_;
-    std::vector<std::vector<int>> starting(steps.size() + 1), ending(steps.size() + 1);
-    const auto is_register = [&](int slot) {
-      const Slot::Kind kind = p.slots[static_cast<size_t>(slot)].kind;
-      return kind == Slot::Kind::tile_register || kind == Slot::Kind::row_buffer;
-    };
-    for (int slot = 0; slot < static_cast<int>(p.slots.size()); ++slot) {
-      const Interval& interval = intervals[static_cast<size_t>(slot)];
-      if (!is_register(slot) || interval.end < 0) continue;
-      starting[static_cast<size_t>(interval.begin)].push_back(slot);
-      ending[static_cast<size_t>(std::min<int>(interval.end, static_cast<int>(steps.size())))].push_back(slot);
-    }
-    std::map<int64_t, std::vector<int64_t>> free;
-    const auto release = [&](int slot) { free[slot_bytes(p.slots[static_cast<size_t>(slot)])].push_back(p.slots[static_cast<size_t>(slot)].offset); };
-    for (size_t position = 0; position < steps.size(); ++position) {
-      // An operand that dies here may give its place to the result, element by element.
-      const Step& step = *steps[position];
-      std::vector<int> late_release;
-      for (int slot : ending[position]) {
-        bool in_place = step.action == Action::compute && step.dst >= 0 && step.dst != slot && is_elementwise(step);
-        for (int k = 0; k < 4; ++k)
-          if (step.src[k] == slot && p.slots[static_cast<size_t>(slot)].extent != p.slots[static_cast<size_t>(step.dst >= 0 ? step.dst : slot)].extent) in_place = false;
-        if (in_place && p.slots[static_cast<size_t>(slot)].element_bytes != p.slots[static_cast<size_t>(step.dst)].element_bytes) in_place = false;
-        if (in_place) release(slot);
-        else late_release.push_back(slot);
-      }
-      for (int slot : starting[position]) {
-        Slot& s = p.slots[static_cast<size_t>(slot)];
-        auto& list = free[slot_bytes(s)];
-        if (!list.empty()) {
-          s.offset = list.back();
-          list.pop_back();
-        } else {
-          s.offset = p.frame_bytes;
-          p.frame_bytes += slot_bytes(s);
-        }
-      }
-      for (int slot : late_release) release(slot);
-    }
-  }
-
-  static bool is_elementwise(const Step& step) {
-    return step.span == Span::tile_flat || step.span == Span::rows_flat || step.span == Span::columns_flat || step.span == Span::one;
-  }
-
-  // --- cost ---
-
-  double item_cost() const {
-    const double full = static_cast<double>(program_.item_rows) * static_cast<double>(program_.item_cols);
-    double nanoseconds = 0;
-    for (size_t i = 0; i < analysis_.expressions.size(); ++i) {
-      const Placement& p = placement(static_cast<int>(i));
-      if (!p.is_live || p.extent != Extent::full) continue;
-      const Expression& e = at(static_cast<int>(i));
-      double each = 0.08;
-      if (e.code == Code::load) each = analysis_.views[static_cast<size_t>(e.view)].is_draw ? 1.0 : 0.1 * static_cast<double>(dtype_bytes(e.dtype));
-      if (e.code == Code::pointwise) {
-        switch (e.op) {
-          case Op::exp: case Op::log: case Op::sigmoid: case Op::silu: case Op::div: case Op::sqrt: case Op::rsqrt: each = 0.4; break;
-          case Op::tanh: case Op::erf: case Op::gelu: case Op::gelu_tanh: case Op::gelu_grad: case Op::gelu_tanh_grad: case Op::expm1:
-          case Op::log1p: case Op::log2: case Op::sin: case Op::cos: case Op::tan: case Op::silu_grad: case Op::softplus: each = 0.8; break;
-          case Op::pow: case Op::fmod: case Op::remainder: case Op::atan2: each = 8; break;
-          default: break;
-        }
-        if (e.domain != Domain::f32) each *= 4;
-      }
-      nanoseconds += each * full;
-    }
-    for (const Memory& memory : nest_.output_memories) nanoseconds += 0.1 * full * static_cast<double>(dtype_bytes(memory.dtype));
-    return nanoseconds;
   }
 
   Analysis analysis_;
