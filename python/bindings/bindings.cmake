@@ -22,4 +22,5 @@ set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${FULMEN_PACKAGE
 file(MAKE_DIRECTORY ${FULMEN_PACKAGE_DIR})
 file(CREATE_LINK ${PROJECT_SOURCE_DIR}/python/fulmen/__init__.py ${FULMEN_PACKAGE_DIR}/__init__.py SYMBOLIC)
 
-install(TARGETS _core LIBRARY DESTINATION fulmen COMPONENT python)
+# Only for the wheel: `cmake --install` without a component installs the C++ package alone.
+install(TARGETS _core LIBRARY DESTINATION fulmen COMPONENT python EXCLUDE_FROM_ALL)
