@@ -46,6 +46,8 @@ _IGNORED = {
     "non_blocking": (False, True),
     "copy": (False, True),
     "sparse": (False,),
+    "return_indices": (False,),
+    "divisor_override": (None,),
 }
 
 _FIRST_OPERAND = ("input", "self")

@@ -225,6 +225,12 @@ def _norm(r: Recording, input, p="fro", dim=None, keepdim: bool = False, dtype=N
     return r.emit("norm", input, ord=p, keepdim=bool(keepdim), **attributes)
 
 
+@call("torch.sort", "Tensor.sort")
+def _sort(r: Recording, input, dim=-1, descending=False, *, stable=None, **kwargs):
+    ignore(kwargs)
+    return r.emit_all("sort", input, dim=dim, descending=bool(descending))
+
+
 @call("torch.cumsum", "Tensor.cumsum")
 def _cumsum(r: Recording, input, dim, *, dtype=None, **kwargs):
     ignore(kwargs)

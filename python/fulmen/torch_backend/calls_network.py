@@ -230,21 +230,25 @@ def _convolution(axes: int, *names: str):
     @call(*names)
     def conv(r: Recording, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         stride, dilation = _per_axis(stride, axes), _per_axis(dilation, axes)
+        if input.rank == axes + 1:
+            result = conv(r, r.unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)
+            return r.squeeze(result, 0)
         if padding == "same":
             total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:])]
-            if any(t % 2 for t in total):
-                raise Unmapped("a convolution with uneven padding")
             padding = tuple(t // 2 for t in total)
+            if any(t % 2 for t in total):
+                input = r.emit("pad", input, pads=[0] * 4 + [side for t in total for side in (0, t % 2)])
         elif padding == "valid":
             padding = 0
         return r.emit(
-            f"conv{axes}d", input, weight, bias,
+            "convolution", input, weight, bias,
             stride=stride, padding=_per_axis(padding, axes), dilation=dilation, groups=groups,
         )
 
 
 _convolution(1, "torch.conv1d", "torch.nn.functional.conv1d")
 _convolution(2, "torch.conv2d", "torch.nn.functional.conv2d")
+_convolution(3, "torch.conv3d", "torch.nn.functional.conv3d")
 
 
 @call("torch.nn.functional.scaled_dot_product_attention", "torch._C._nn.scaled_dot_product_attention")

@@ -59,6 +59,16 @@ def _t(r: Recording, x: Traced):
     return r.transpose(x, 0, 1) if x.rank == 2 else x
 
 
+@call("torch.ops.aten.mT", "torch.adjoint", "Tensor.adjoint")
+def _mt(r: Recording, x: Traced):
+    return r.transpose(x, -2, -1)
+
+
+@call("torch.ops.aten.numpy_T")
+def _reversed(r: Recording, x: Traced):
+    return r.permute(x, tuple(reversed(range(x.rank))))
+
+
 @call("torch.permute", "Tensor.permute")
 def _permute(r: Recording, x: Traced, *args, dims=None):
     return r.permute(x, dims if dims is not None else _sizes(args))
@@ -228,6 +238,5 @@ def _meshgrid(r: Recording, *tensors, indexing: str = "ij"):
     shape = tuple(t.count for t in tensors)
     grids = [r.expand(r.reshape(t, (1,) * d + (t.count,) + (1,) * (len(shape) - d - 1)), shape) for d, t in enumerate(tensors)]
     if indexing == "xy" and len(grids) > 1:
-        grids = [r.transpose(g, 0, 1) for g in grids]
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)

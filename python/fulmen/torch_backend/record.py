@@ -80,8 +80,10 @@ def _storage(node) -> object:
     if not isinstance(node, torch.fx.Node):
         return None
     value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor):
-        return None
+    return _storage_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def _storage_of(value: torch.Tensor) -> object:
     try:
         return value.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
@@ -137,6 +139,7 @@ class GraphRecorder:
         self.recorded = RecordedGraph()
         self.env: dict = {}
         self.argument_inputs: dict[int, Traced] = {}
+        self.storages: dict = {}
         self._autocast_stack: list = []
         self.recording.recorder.set_autocast(modes.autocast)
         self.recording.recorder.grad_enabled = modes.grad_enabled
@@ -174,6 +177,10 @@ class GraphRecorder:
             self.recorded.tensor_arguments.append(place)
             self.argument_inputs[place] = traced
             traced.memory.input_index = place
+            storage = _storage_of(value)
+            if storage is not None:
+                first = self.storages.setdefault(storage, traced.memory)
+                first.shared = traced.memory.shared = first is not traced.memory or first.shared
             value = traced
         self.env[node] = value
 
@@ -310,7 +317,7 @@ class GraphRecorder:
     def _output(self, node) -> None:
         if self.recorded.fallbacks:
             return
-        leaves, spec = torch.utils._pytree.tree_flatten(node.args[0])
+        leaves, spec = torch.utils._pytree.tree_flatten(map_arg(node.args[0], self._lookup))
         outputs: list[int] = []
         places: dict = {}
 
@@ -324,8 +331,7 @@ class GraphRecorder:
         for place, traced in self.argument_inputs.items():
             if traced.memory.version:
                 self.recorded.mutations.append((place, output_of(traced.memory)))
-        for leaf in leaves:
-            value = self.env[leaf] if isinstance(leaf, torch.fx.Node) else leaf
+        for value in leaves:
             if not isinstance(value, Traced):
                 self.recorded.results.append(Result("value", value=value))
             elif value.memory.input_index is not None and value.memory.input_index in self.argument_inputs:

@@ -18,14 +18,17 @@ class Unmapped(Exception):
 class Memory:
     """One torch storage: `value` is the trace value of its contents, seen in the shape it was made with."""
 
-    __slots__ = ("value", "version", "input_index")
+    __slots__ = ("value", "version", "input_index", "shared")
 
     def __init__(self, value: int, input_index: int | None = None):
         self.value = value
         self.version = 0
         self.input_index = input_index
+        self.shared = False  # with another argument of the graph
 
     def write(self, value: int) -> None:
+        if self.shared:
+            raise Unmapped("a write to an argument that shares memory with another argument")
         self.value = value
         self.version += 1
 
