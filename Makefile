@@ -13,6 +13,10 @@ PACKAGES := g++ cmake ninja-build ccache pkg-config python3-venv python3-dev \
 STAMP := $(VENV)/.fulmen-$(shell sha256sum requirements.txt | cut -c1-16)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
+# Objects are found again in any clone: paths below the project are hashed relative to it.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
 .PHONY: help packages build install demo test test-cpp test-python bench clean
 
 help: ## this list
