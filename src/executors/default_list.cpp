@@ -3,6 +3,7 @@
 #include "executors/cpu/cpu.h"
 #include "executors/cudnn/cudnn.h"
 #include "executors/onednn/onednn.h"
+#include "executors/onednn/onednn.h"
 #include "executors/reference/reference.h"
 
 namespace fulmen {
@@ -15,6 +16,8 @@ ExecutorList default_executors(const std::vector<std::string>& library_folders) 
       cudnn::make_executor(std::make_shared<const cudnn::Context>(std::move(cudnn_options))),
       // This machine's CPU.
       cpu::make_cpu_executor(),
+      // Convolutions, which the CPU executor has no kernels of its own for.
+      onednn::make_onednn_executor(),
       // Convolutions, which the executor before leaves out.
       onednn::make_onednn_executor(),
       // Takes every primitive on the CPU, so that every program runs.
