@@ -52,6 +52,7 @@ struct Step {
   uint8_t step[4] = {};
   uint8_t bits = 0;
   bool is_signed = true;
+  bool adds_to_columns = false;  // dst is a partial result along the columns
 };
 
 // A slot is a pointer that steps name. Constants and registers are set once a thread; the others follow the tile.
@@ -85,6 +86,7 @@ struct Program {
   int64_t item_rows = 1, item_cols = 1;  // multiples of the tile's, or everything
   std::vector<Memory> memories;
   std::vector<Slot> slots;
+  std::vector<int> memory_slots;    // those that follow the tile over memory
   std::vector<uint64_t> constants;  // 8 bytes each
   std::vector<Step> prologue;       // column and scalar values, once for a range of items
   std::vector<Level> levels;
@@ -92,7 +94,6 @@ struct Program {
   std::vector<Step> epilogue;  // on results of partial reductions
   int64_t frame_bytes = 0, workspace_bytes = 0;
   double item_nanoseconds = 0;  // rough estimate, to decide on threads
-  int step_count = 0;
 };
 
 // `isa` chooses the kernels.

@@ -32,7 +32,7 @@ class Scratch {
   size_t size_ = 0;
 };
 
-int64_t offset_of(int64_t position, const Dims& sizes, const Dims& strides) {
+inline int64_t offset_of(int64_t position, const Dims& sizes, const Dims& strides) {
   if (sizes.size() == 1) return position * strides[0];
   int64_t offset = 0;
   for (size_t k = sizes.size(); k-- > 0;) {
@@ -151,19 +151,18 @@ class Runner {
   }
 
   void run_tile(int64_t col_begin, int64_t col_end) {
-    for (size_t i = 0; i < p_.slots.size(); ++i)
-      if (p_.slots[i].kind == Slot::Kind::memory) set_memory_slot(i, col_begin);
+    for (int i : p_.memory_slots) set_memory_slot(static_cast<size_t>(i), col_begin);
     for (const Level& level : p_.levels) {
       col_ = col_begin;
       cols_ = std::min(p_.tile_cols, col_end - col_begin);
-      first_ = true;
+      work_.first = true;
       for (const Step& step : level.row_steps) execute(step);
       if (level.tile_steps.empty()) continue;
       for (col_ = col_begin; col_ < col_end; col_ += p_.tile_cols) {
         cols_ = std::min(p_.tile_cols, col_end - col_);
         if (p_.tile_cols != p_.cols) move_to_column();
         for (const Step& step : level.tile_steps) execute(step);
-        first_ = false;
+        work_.first = false;
       }
     }
   }
@@ -191,28 +190,23 @@ class Runner {
       move(step);
       return;
     }
-    Work work;
-    work.dst = slots_[step.dst];
-    for (int k = 0; k < 4 && step.src[k] >= 0; ++k) {
-      work.src[k] = slots_[step.src[k]];
-      work.step[k] = step.step[k];
-    }
-    work.first = first_;
-    work.bits = step.bits;
-    work.is_signed = step.is_signed;
+    work_.dst = slots_[step.dst];
+    for (int k = 0; k < 4 && step.src[k] >= 0; ++k) work_.src[k] = slots_[step.src[k]];
+    std::memcpy(work_.step, step.step, sizeof(step.step));
+    work_.bits = step.bits;
+    work_.is_signed = step.is_signed;
+    work_.rows = work_.cols = 1;
     switch (step.span) {
-      case Span::tile: work.rows = rows_, work.cols = cols_; break;
-      case Span::tile_flat: work.cols = rows_ * cols_; break;
-      case Span::rows_flat: work.cols = rows_; break;
-      case Span::columns_flat: work.cols = cols_; break;
+      case Span::tile: work_.rows = rows_, work_.cols = cols_; break;
+      case Span::tile_flat: work_.cols = rows_ * cols_; break;
+      case Span::rows_flat: work_.cols = rows_; break;
+      case Span::columns_flat: work_.cols = cols_; break;
       case Span::one: break;
-      case Span::rows_as_column: work.rows = rows_; break;
-      case Span::tile_as_column: work.rows = rows_ * cols_; break;
+      case Span::rows_as_column: work_.rows = rows_; break;
+      case Span::tile_as_column: work_.rows = rows_ * cols_; break;
     }
-    const Slot& dst = p_.slots[static_cast<size_t>(step.dst)];
-    if (dst.kind == Slot::Kind::partial && dst.extent == Extent::column)
-      work.dst = static_cast<std::byte*>(work.dst) + col_ * dst.element_bytes;
-    step.kernel(work);
+    if (step.adds_to_columns) work_.dst = static_cast<std::byte*>(work_.dst) + col_ * p_.slots[static_cast<size_t>(step.dst)].element_bytes;
+    step.kernel(work_);
   }
 
   void move(const Step& step) {
@@ -265,7 +259,7 @@ class Runner {
   int64_t* col_offsets_ = nullptr;
   std::byte* registers_ = nullptr;
   int64_t row_ = 0, rows_ = 1, col_ = 0, cols_ = 1;
-  bool first_ = true;
+  Work work_;
 };
 
 }  // namespace

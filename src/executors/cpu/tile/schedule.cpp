@@ -78,7 +78,9 @@ class Scheduler {
     slot.memory = add_memory(memory);
     slot.extent = extent;
     slot.element_bytes = static_cast<int>(dtype_bytes(memory.dtype));
-    return add_slot(slot);
+    const int added = add_slot(slot);
+    program_.memory_slots.push_back(added);
+    return added;
   }
   int late_slot(Extent extent, Domain domain) {
     Slot slot;
@@ -391,6 +393,7 @@ class Scheduler {
       tile_steps(level).push_back(step);
     } else if (p.extent == Extent::column) {
       step.span = Span::tile;
+      step.adds_to_columns = true;
       if (only_multiplied_and_summed(operand)) {
         step.kernel = table(e.domain).multiply_reduce_columns;
         step.src[0] = slot_in(at(operand).args.front(), level);

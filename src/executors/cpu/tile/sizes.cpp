@@ -29,7 +29,7 @@ class Sizer {
     p.rows = product(p.outer_sizes);
     p.cols = product(p.inner_sizes);
     const int registers = registers_wanted();
-    const int64_t elements = registers <= 4 ? 2048 : registers <= 10 ? 1024 : 512;
+    const int64_t elements = registers <= 6 ? 2048 : 1024;
     // Memory in which neighbours along the columns lie apart is read in blocks of many rows: whole cache lines at a time.
     bool is_transposed = false;
     for_each_live_memory([&](const Memory& memory) { is_transposed = is_transposed || memory.col_stride > 1; });
