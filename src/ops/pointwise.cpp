@@ -1,5 +1,6 @@
 // Pointwise ops: here those that select, bound and convert; the rest of the family is in elementary.cpp (one operand),
-// arithmetic.cpp (two operands) and activation.cpp. Comparisons and logic are in comparison.cpp.
+// arithmetic.cpp (two operands), activation.cpp and, as formulas of others, pointwise_composites.cpp. Comparisons and
+// logic are in comparison.cpp.
 #include "ops/families.h"
 #include "ops/pointwise_entry.h"
 #include "ops/reference_loops.h"
@@ -194,7 +195,7 @@ OpDef lerp_op() {
 
 std::vector<OpDef> pointwise_ops() {
   std::vector<OpDef> ops = elementary_ops();
-  for (auto* part : {arithmetic_ops, activation_ops})
+  for (auto* part : {arithmetic_ops, activation_ops, pointwise_composites})
     for (OpDef& op : part()) ops.push_back(std::move(op));
   for (auto* entry : {where_op, clamp_op, convert_op, detach_op, masked_fill_op, lerp_op}) ops.push_back(entry());
   return ops;

@@ -66,5 +66,6 @@ ValueId compare(Builder& b, std::string_view op, ValueId x, double value);
 std::vector<OpDef> elementary_ops();
 std::vector<OpDef> arithmetic_ops();
 std::vector<OpDef> activation_ops();
+std::vector<OpDef> pointwise_composites();
 
 }  // namespace fulmen

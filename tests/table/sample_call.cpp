@@ -39,6 +39,7 @@ bool has_no_gradient(const OpDef& op, size_t operand) {
 double draw_float(const std::string& domain, std::mt19937_64& rng) {
   const auto uniform = [&](double low, double high) { return std::uniform_real_distribution<double>(low, high)(rng); };
   if (domain == "positive") return uniform(0.2, 3.0);
+  if (domain == "above_one") return uniform(1.1, 4.0);
   if (domain == "unit") return uniform(0.05, 0.95);
   if (domain == "small_int") return static_cast<double>(std::uniform_int_distribution<int>(-3, 3)(rng));
   if (domain == "nonzero") return uniform(0.3, 2.5) * (rng() & 1 ? 1.0 : -1.0);
