@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t item_elements = 16384;
 constexpr int64_t block_rows = 64;
+constexpr int64_t least_rows_of_parts = 8;
 constexpr int64_t row_items_limit = 64;  // partial results of a column: bounded memory, enough parts for threads
 
 int64_t product(const Dims& dims) {
@@ -54,11 +55,17 @@ class Sizer {
     }
     p.item_cols = p.cols;
     int64_t item_rows = std::max<int64_t>(1, item_elements / p.cols);
-    if (!nest_.has_row_reductions && p.cols > (has_partials ? 4 * item_elements : item_elements)) {
+    if (!nest_.has_row_reductions && p.cols > item_elements) {
       p.item_cols = std::min(p.cols, round_up(std::max<int64_t>(1, item_elements / p.tile_rows), p.tile_cols));
       item_rows = 1;
     }
-    if (has_partials) item_rows = std::max(item_rows, (p.rows + row_items_limit - 1) / row_items_limit);
+    if (has_partials) {
+      // Each row of items writes partial results for its columns and reads them back: worth it only for several rows, and
+      // only as many as threads need beside the items along the columns.
+      const int64_t col_items = (p.cols + p.item_cols - 1) / p.item_cols;
+      const int64_t row_items = std::max<int64_t>(1, row_items_limit / col_items);
+      item_rows = std::max({item_rows, (p.rows + row_items - 1) / row_items, least_rows_of_parts});
+    }
     p.item_rows = std::min(p.rows, round_up(item_rows, p.tile_rows));
   }
 

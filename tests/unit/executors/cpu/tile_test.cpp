@@ -105,6 +105,13 @@ TEST(Tile, ReductionsOverAnyDims) {
       }
 }
 
+TEST(Tile, ColumnSumsOfFewLongRows) {
+  for (const char* spec : {"f32[3,20000]", "f32[17,40001]", "f32[9,70000]", "f32[16,3,30000]", "f32[1,100000]"}) {
+    SCOPED_TRACE(spec);
+    check_case({spec}, [](Builder& b, const Values& in) { return Values{b.sum(in[0], {0}, false), b.exp(in[0]), b.sum(b.mul(in[0], in[0]), {}, false)}; }, -1, 1, {1e-3, 1e-4});
+  }
+}
+
 TEST(Tile, MeanOfRowLossesGoesOnAfterTheLoop) {
   check_case({"f32[300,40]", "f32[40]"}, [](Builder& b, const Values& in) {
     const ValueId row = b.sum(b.mul(in[0], in[1]), {1}, false);
