@@ -44,7 +44,7 @@ class Simplifier {
       const Dims* list = dims ? std::get_if<Dims>(dims) : nullptr;
       bool trivial = list != nullptr && !list->empty();
       if (trivial)
-        for (int64_t d : *list) trivial &= in.shape[static_cast<size_t>(d < 0 ? d + in.rank() : d)] == 1;
+        for (int64_t d : *list) trivial &= in.rank() == 0 || in.shape[static_cast<size_t>(d < 0 ? d + in.rank() : d)] == 1;
       if (trivial) return x;
     }
     return std::nullopt;
