@@ -36,7 +36,11 @@ BackwardSizes backward_sizes(const AttentionArguments& a) {
   s.block_keys = std::clamp<int64_t>(round_down(16384 / std::max<int64_t>(widest, 1), 64), 64, 128);
   s.block_keys = std::min(s.block_keys, round_up(std::max<int64_t>(a.key_len, 1), Mode::unit));
   s.score_row = s.block_keys + 16;
-  s.block_queries = std::min<int64_t>(Mode::pairs ? 64 : 96, round_up(std::max<int64_t>(a.query_len, 1), Mode::pairs ? 32 : 1));
+  s.block_queries = std::min<int64_t>(64, round_up(std::max<int64_t>(a.query_len, 1), 32));
+  if constexpr (!Mode::pairs) {  // blocks of equal size
+    const int64_t blocks = std::max<int64_t>(1, (2 * a.query_len + 96) / 192);
+    s.block_queries = std::max<int64_t>(1, blocks > 1 ? round_up((a.query_len + blocks - 1) / blocks, panel_rows) : a.query_len);
+  }
   s.query_blocks = (a.query_len + s.block_queries - 1) / s.block_queries;
   s.key_blocks = (a.key_len + s.block_keys - 1) / s.block_keys;
   s.slot_floats = a.query_grad.present ? a.group * s.query_blocks * s.block_queries * s.head_dim : 0;
@@ -260,7 +264,7 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
       const int64_t first = i * sizes.block_queries, count = std::min(sizes.block_queries, segment.query_count - first);
       const KeyRange visited = visited_blocks(a, sizes, segment, first, count);
       if (task.block < visited.begin || task.block >= visited.end) {
-        if (state.mask.wanted()) state.mask.add(segment.batch, head, first, count, key_first, 0, 0, task.block, i, nullptr, 0);
+        if (state.mask.wanted()) state.mask.add(segment.batch, head, first, count, key_first, written, 0, 0, task.block, i, nullptr, 0);
         continue;
       }
       int64_t from = std::max<int64_t>(open_keys(a, segment, first).begin - key_first, 0);
@@ -281,6 +285,9 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
           Mode::pack_right(key, live, a.head_dim, padded, sizes.head_dim, scratch.stage, scratch.key_rows, sizes.head_dim);
           packed = true;
         }
+        if (a.mask.present)
+          fetch_mask(mask_row(a, run.inputs[sdpa_mask], segment.batch, head, segment.query_begin + first, segment.key_begin + key_first),
+                     a.mask.stride[2], count, from, to);
         Mode::pack_left(Source(run.inputs[sdpa_query], a.query, segment.batch, head, segment.query_begin + first), count, a.head_dim, depth,
                         sizes.head_dim, Mode::pairs ? 1.0f : a.scale, scratch.query, sizes.head_dim);
         Mode::pack_left(Source(run.inputs[sdpa_out_grad], a.out_grad, segment.batch, head, segment.query_begin + first), count, a.value_dim,
@@ -341,7 +348,7 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
             slope_sum -= distance_sum(scratch.value_score + r * row, from, to_padded, first + r + segment.shift - key_first);
       }
       if (state.mask.wanted())
-        state.mask.add(segment.batch, head, first, count, key_first, open ? from : 0, open ? to : 0, task.block, i, scratch.value_score, row);
+        state.mask.add(segment.batch, head, first, count, key_first, written, open ? from : 0, open ? to : 0, task.block, i, scratch.value_score, row);
       if constexpr (!Mode::pairs)
         if (open && scratch.tanh_score)
           for (int64_t r = 0; r < count; ++r)

@@ -51,19 +51,51 @@ FULMEN_INLINE vfloat load_tail(const T* p, int64_t count) {
   return count >= lanes ? load(p) : load_partial(p, static_cast<int>(count));
 }
 
-// Scores of `rows` query rows against keys; rows past the last are zeros in `query`.
+// How far ahead rows are fetched: hardware prefetchers stop at the end of a page.
+inline constexpr int64_t rows_ahead = 16;
+template <class T>
+FULMEN_INLINE void fetch_row(const T* row, int64_t dims) {
+  for (int64_t c = 0; c < dims; c += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + c);
+}
+
+// The sum of each of `lanes` vectors, as one vector.
+FULMEN_INLINE vfloat sums_of(vfloat (&vectors)[lanes]) {
+  vuint square[lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) square[i] = std::bit_cast<vuint>(vectors[i]);
+  transpose_square(square);
+  vfloat total[2] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) total[i % 2] += std::bit_cast<vfloat>(square[i]);
+  return total[0] + total[1];
+}
+
+// Scores of `rows` query rows against keys; query rows are padded with zeros to whole vectors.
 template <int rows, class T>
 void dot_keys(const T* keys, int64_t key_row, int64_t count, int64_t dims, const float* query, int64_t query_row, float* score, int64_t score_row) {
-  for (int64_t j = 0; j < count; ++j) {
-    const T* key = keys + j * key_row;
-    vfloat sum[rows] = {};
-    for (int64_t c = 0; c < dims; c += lanes) {
-      const vfloat k = load_tail(key + c, dims - c);
+  const int64_t whole = round_down(dims, lanes);
+  for (int64_t first = 0; first < count; first += lanes) {
+    vfloat parts[rows][lanes];
+    for (int i = 0; i < lanes; ++i) {
+      vfloat sum[rows] = {};
+      if (first + i < count) {
+        const T* key = keys + (first + i) * key_row;
+        fetch_row(key + rows_ahead * key_row, dims);
+        for (int64_t c = 0; c < whole; c += lanes) {
+          const vfloat k = load(key + c);
 #pragma GCC unroll 4
-      for (int r = 0; r < rows; ++r) sum[r] = fma(load(query + r * query_row + c), k, sum[r]);
+          for (int r = 0; r < rows; ++r) sum[r] = fma(load(query + r * query_row + c), k, sum[r]);
+        }
+        if (whole < dims) {
+          const vfloat k = load_partial(key + whole, static_cast<int>(dims - whole));
+#pragma GCC unroll 4
+          for (int r = 0; r < rows; ++r) sum[r] = fma(load(query + r * query_row + whole), k, sum[r]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) parts[r][i] = sum[r];
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) score[r * score_row + j] = reduce_add(sum[r]);
+    for (int r = 0; r < rows; ++r) store(score + r * score_row + first, sums_of(parts[r]));
   }
 }
 
@@ -77,6 +109,7 @@ void add_values(const T* values, int64_t value_row, int64_t count, int64_t dims,
     const bool whole = dims - c >= 4 * lanes;
     for (int64_t j = 0; j < count; ++j) {
       const T* value = values + j * value_row + c;
+      fetch_row(value + rows_ahead * value_row, std::min<int64_t>(dims - c, 4 * lanes));
       vfloat x[4];
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v)

@@ -30,6 +30,10 @@ ForwardSizes forward_sizes(const AttentionArguments& a) {
   const int64_t wanted_tasks = a.threads > 1 ? 4 * a.threads : 1;
   int64_t queries = std::min(most / a.group, round_up(a.query_len * units / wanted_tasks + 1, Mode::strip));
   if (queries > Mode::strip) queries = round_down(queries, Mode::strip);
+  // Blocks of equal size: a short last one would pack all keys again for a few rows.
+  const int64_t blocks = std::max<int64_t>(1, (2 * a.query_len + queries) / std::max<int64_t>(2 * queries, 1));
+  queries = (a.query_len + blocks - 1) / blocks;
+  if (blocks > 1 && a.group == 1) queries = round_up(queries, Mode::strip);
   s.queries = std::clamp<int64_t>(queries, 1, std::max<int64_t>(a.query_len, 1));
   s.rows = s.queries * a.group;
   return s;
@@ -110,6 +114,9 @@ void forward_task(const AttentionArguments& a, const AttentionRun& run, const Fo
                          a.value_dim, padded, sizes.value_dim, scratch.stage, scratch.value, sizes.value_dim);
         packed = true;
       }
+      if (a.mask.present && strip % count + strip_rows <= count)  // rows of one head
+        fetch_mask(mask_row(a, run.inputs[sdpa_mask], segment.batch, head_of(strip), segment.query_begin + query_of(strip), segment.key_begin + block),
+                   a.mask.stride[2], strip_rows, from, to);
       const int64_t to_padded = round_up(to, Mode::unit);
       Mode::product(strip_rows, to_padded - from, Mode::pairs ? sizes.head_dim : a.head_dim, scratch.query + strip * sizes.head_dim,
                     sizes.head_dim, scratch.key + from, sizes.score_row, scratch.score + from, sizes.score_row, false);
@@ -186,10 +193,17 @@ void forward(const AttentionArguments& a, const AttentionRun& run) {
   const DropoutRules dropout = dropout_rules(a, run.inputs[sdpa_seed]);
   const std::vector<AttentionSegment> segments = attention_segments(a, run);
   std::vector<ForwardTask> tasks;
-  for (size_t s = 0; s < segments.size(); ++s)
-    for (int64_t h = 0; h < a.key_heads; ++h)
-      for (int64_t first = round_down(std::max<int64_t>(segments[s].query_count - 1, 0), sizes.queries); first >= 0; first -= sizes.queries)
-        if (first < segments[s].query_count) tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(h), first});
+  // The longest blocks of a causal head come first. Batch entries that share a head's mask follow each other.
+  const auto add_tasks = [&](int64_t s, int64_t h) {
+    const int64_t queries = segments[static_cast<size_t>(s)].query_count;
+    for (int64_t first = queries > 0 ? round_down(queries - 1, sizes.queries) : -1; first >= 0; first -= sizes.queries)
+      tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(h), first});
+  };
+  const auto segment_count = static_cast<int64_t>(segments.size());
+  const bool heads_first = a.mask.present && a.mask.stride[0] == 0;
+  for (int64_t n = 0; n < segment_count * a.key_heads; ++n)
+    if (heads_first) add_tasks(n % segment_count, n / segment_count);
+    else add_tasks(n / a.key_heads, n % a.key_heads);
   const int64_t bytes = forward_scratch_bytes<Mode>(a), task_count = static_cast<int64_t>(tasks.size());
   std::atomic<int64_t> next{0};
   parallel_region(static_cast<int>(std::clamp<int64_t>(task_count, 1, a.threads)), [&](int thread, int) {

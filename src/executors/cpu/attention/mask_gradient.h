@@ -2,7 +2,8 @@
 // the mask is broadcast over batch or heads, parts are added in the order of (batch, head), kept by a ticket a tile, so
 // that sums do not depend on the number of threads. Compiled per target; used by backward.matrix.cpp.
 //   direct    no broadcast: each element is written once
-//   reduced   broadcast over batch, heads or queries: f32 sums of the mask's size, converted at the end
+//   reduced   broadcast over batch, heads or queries: f32 sums of the mask's size, converted at the end; an f32 result
+//             that is broadcast over batch or heads alone holds the sums itself
 //   row_sums  broadcast over keys: f32 sums of each row of each key block, reduced at the end
 #pragma once
 
@@ -35,7 +36,7 @@ class MaskGradient {
     switch (form_of(a)) {
       case Form::none:
       case Form::direct: return 0;
-      case Form::reduced: return a.mask_shape[0] * a.mask_shape[1] * a.mask_shape[2] * a.key_len;
+      case Form::reduced: return sums_in_place(a) ? 0 : a.mask_shape[0] * a.mask_shape[1] * a.mask_shape[2] * a.key_len;
       case Form::row_sums: return a.batch * a.heads * key_blocks * a.query_len;
     }
     return 0;
@@ -51,10 +52,9 @@ class MaskGradient {
     query_blocks_ = query_blocks;
     batch_ranks_ = a.mask_shape[0] == 1 ? 1 : 0;
     head_ranks_ = a.mask_shape[1] == 1 ? 1 : 0;
-    if (form_ == Form::direct) {
-      const std::vector<float> zeros(static_cast<size_t>(a.key_len), 0.0f);
-      for_each_row([&](int64_t b, int64_t h, int64_t i) { write_row(zeros.data(), b, h, i); });
-    } else {
+    in_place_ = sums_in_place(a);
+    // Other sums begin with the first tile that arrives.
+    if (form_ == Form::row_sums || (form_ == Form::reduced && a.mask_shape[2] == 1)) {
       const int64_t floats = scratch_floats(a, key_blocks);
       parallel_for(floats, 1 << 16, [&](int64_t begin, int64_t end) { std::memset(scratch + begin, 0, static_cast<size_t>(end - begin) * 4); });
     }
@@ -65,15 +65,20 @@ class MaskGradient {
 
   bool wanted() const { return form_ != Form::none; }
 
-  // Score gradients of queries [first, first + count) and columns [from, to) of the key block; nothing if from == to.
-  // Every (batch, head, query block, key block) must come by once.
-  void add(int64_t batch, int64_t head, int64_t first, int64_t count, int64_t key_first, int64_t from, int64_t to,
+  // Score gradients of queries [first, first + count) and columns [from, to) of a key block `width` wide; zero elsewhere
+  // in the block. Every (batch, head, query block, key block) must come by once.
+  void add(int64_t batch, int64_t head, int64_t first, int64_t count, int64_t key_first, int64_t width, int64_t from, int64_t to,
            int64_t key_block, int64_t query_block, const float* tile, int64_t tile_row) {
     const AttentionArguments& a = *a_;
     if (form_ == Form::direct) {
-      for (int64_t r = 0; r < count && from < to; ++r)
-        narrow_row(tile + r * tile_row + from, to - from, output_, a.mask_grad.dtype,
-                   a.mask_grad.offset(batch, head, first + r) + (key_first + from) * a.mask_grad.stride[3], a.mask_grad.stride[3]);
+      const int64_t stride = a.mask_grad.stride[3];
+      const std::vector<float> zeros(static_cast<size_t>(std::max(from, width - to)), 0.0f);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t at = a.mask_grad.offset(batch, head, first + r) + key_first * stride;
+        narrow_row(zeros.data(), from, output_, a.mask_grad.dtype, at, stride);
+        if (from < to) narrow_row(tile + r * tile_row + from, to - from, output_, a.mask_grad.dtype, at + from * stride, stride);
+        narrow_row(zeros.data(), width - to, output_, a.mask_grad.dtype, at + to * stride, stride);
+      }
       return;
     }
     if (form_ == Form::row_sums) {
@@ -89,10 +94,20 @@ class MaskGradient {
     const int64_t mask_batch = batch_ranks_ ? 0 : batch, mask_head = head_ranks_ ? 0 : head;
     std::atomic<int64_t>& ticket = ticket_of(batch, head, one_row ? 0 : query_block, key_block);
     wait_until(ticket, rank(batch, head));
-    for (int64_t r = 0; r < count && from < to; ++r) {
-      float* sum = scratch_ + ((mask_batch * a.mask_shape[1] + mask_head) * a.mask_shape[2] + (one_row ? 0 : first + r)) * a.key_len + key_first;
+    const bool begins = !one_row && rank(batch, head) == 0;
+    for (int64_t r = 0; r < count && (begins || from < to); ++r) {
+      float* sum = in_place_ ? static_cast<float*>(output_) + a.mask_grad.offset(mask_batch, mask_head, first + r) + key_first
+                             : scratch_ + ((mask_batch * a.mask_shape[1] + mask_head) * a.mask_shape[2] + (one_row ? 0 : first + r)) * a.key_len + key_first;
+      if (begins) {
+        std::memset(sum, 0, static_cast<size_t>(from) * 4);
+        if (from < to) std::memcpy(sum + from, tile + r * tile_row + from, static_cast<size_t>(to - from) * 4);
+        std::memset(sum + to, 0, static_cast<size_t>(width - to) * 4);
+        continue;
+      }
       const float* part = tile + r * tile_row;
-      for (int64_t c = from; c < to; ++c) sum[c] += part[c];
+      int64_t c = from;
+      for (; c + lanes <= to; c += lanes) store(sum + c, load(sum + c) + load(part + c));
+      for (; c < to; ++c) sum[c] += part[c];
     }
     if (!one_row) ticket.store(rank(batch, head) + 1, std::memory_order_release);
   }
@@ -107,7 +122,7 @@ class MaskGradient {
 
   void finish() {
     const AttentionArguments* a = a_;
-    if (form_ == Form::reduced) {
+    if (form_ == Form::reduced && !in_place_) {
       for_each_row([&](int64_t b, int64_t h, int64_t i) {
         write_row(scratch_ + ((b * a->mask_shape[1] + h) * a->mask_shape[2] + i) * a->key_len, b, h, i);
       });
@@ -136,6 +151,11 @@ class MaskGradient {
     return full ? Form::direct : Form::reduced;
   }
 
+  static bool sums_in_place(const AttentionArguments& a) {
+    return form_of(a) == Form::reduced && a.mask_shape[2] == a.query_len && a.mask_shape[2] != 1 && a.mask_grad.dtype == DType::f32 &&
+           a.mask_grad.stride[3] == 1;
+  }
+
   template <class F>
   void for_each_row(const F& body) const {
     const int64_t heads = a_->mask_shape[1], rows = a_->mask_shape[2];
@@ -159,7 +179,7 @@ class MaskGradient {
   void* output_ = nullptr;
   float* scratch_ = nullptr;
   int64_t key_blocks_ = 0, query_blocks_ = 0;
-  bool batch_ranks_ = false, head_ranks_ = false;
+  bool batch_ranks_ = false, head_ranks_ = false, in_place_ = false;
   std::unique_ptr<std::atomic<int64_t>[]> tickets_;
 };
 

@@ -94,14 +94,31 @@ FULMEN_INLINE vint load_mask_bool(const uint8_t* data, int64_t stride, int64_t c
   return load_bool(buffer);
 }
 
+// Adds a row of the mask to the vectors of [begin, end), whole ones first.
 template <class T>
 FULMEN_INLINE void add_mask(float* s, const MaskRow& row, int64_t begin, int64_t end, int64_t live, float factor) {
   const T* data = reinterpret_cast<const T*>(row.data);
-  for (int64_t c = begin; c < end; c += lanes) {
-    const int count = live - c < lanes ? static_cast<int>(live - c) : lanes;
-    if (count <= 0) break;
-    store(s + c, fma(load(s + c), splat(factor), load_mask(data, row.stride, c, count)));
+  const vfloat scale = splat(factor);
+  int64_t c = begin;
+  if (row.stride == 1) {
+    for (; c + lanes <= std::min(end, live); c += lanes) store(s + c, fma(load(s + c), scale, load(data + c)));
+  } else if (row.stride == 0) {
+    const vfloat value = splat(static_cast<float>(*data));
+    for (; c < end; c += lanes) store(s + c, fma(load(s + c), scale, value));
   }
+  for (; c < std::min(end, live); c += lanes) {
+    const int count = live - c < lanes ? static_cast<int>(live - c) : lanes;
+    store(s + c, fma(load(s + c), scale, load_mask(data, row.stride, c, count)));
+  }
+}
+
+// Starts to fetch a tile of the mask, some products before it is read: its rows lie too far apart for the hardware to
+// follow.
+inline void fetch_mask(const MaskRow& first, int64_t row_stride, int64_t rows, int64_t begin, int64_t end) {
+  if (first.stride != 1) return;
+  const int64_t width = static_cast<int64_t>(dtype_bytes(first.dtype));
+  for (int64_t r = 0; r < (row_stride == 0 ? 1 : rows); ++r)
+    for (int64_t at = begin * width; at < end * width; at += 64) __builtin_prefetch(first.data + r * row_stride * width + at, 0, 2);  // second level: the first is full of scores
 }
 
 // Is any of the columns [begin, end) open in the rows [0, rows) of a bool mask? Looks at each byte once at most.
@@ -170,9 +187,11 @@ FULMEN_INLINE void finish_scores(const ScoreRules& rules, const RowPlace& place,
   }
   if (rules.bool_mask) {
     const uint8_t* data = reinterpret_cast<const uint8_t*>(place.mask.data);
-    for (int64_t c = begin; c < end; c += lanes) {
+    int64_t c = begin;
+    if (place.mask.stride == 1)
+      for (; c + lanes <= std::min(end, place.live); c += lanes) store(s + c, select(load_bool(data + c), load(s + c), splat(minus_infinity)));
+    for (; c < std::min(end, place.live); c += lanes) {
       const int count = place.live - c < lanes ? static_cast<int>(place.live - c) : lanes;
-      if (count <= 0) break;
       store(s + c, select(load_mask_bool(data, place.mask.stride, c, count), load(s + c), splat(minus_infinity)));
     }
   }
