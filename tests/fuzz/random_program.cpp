@@ -64,7 +64,7 @@ class Writer {
   void keep(ValueId id) { values_.push_back(id); }
 
   void add_node() {
-    switch (number(0, 9)) {
+    switch (number(0, 11)) {
       case 0:
       case 1:
       case 2: return unary();
@@ -74,6 +74,8 @@ class Writer {
       case 6: return move();
       case 7: return product();
       case 8: return soft();
+      case 9: return pick_rows();
+      case 10: return normalise();
       default: return choose();
     }
   }
@@ -169,6 +171,35 @@ class Writer {
     const TensorType t = type(x);
     if (t.rank() == 0 || t.element_count() == 0) return unary();
     keep(builder_.emit1(chance(2) ? "softmax" : "log_softmax", {x}, {{"dim", int64_t{number(0, t.rank() - 1)}}}));
+  }
+
+  // Positions made in the program, so that they are in range by construction.
+  void pick_rows() {
+    const ValueId x = pick();
+    const TensorType t = type(x);
+    if (t.rank() == 0 || t.element_count() == 0 || t.element_count() > 512) return unary();
+    const int64_t dim = number(0, t.rank() - 1), size = t.shape[static_cast<size_t>(dim)];
+    const ValueId positions = builder_.emit1("arange", {}, {{"start", int64_t{size - 1}}, {"end", int64_t{-1}}, {"step", int64_t{-number(1, 2)}}});
+    switch (number(0, 3)) {
+      case 0: return keep(builder_.emit1("index_select", {x, positions}, {{"dim", dim}}));
+      case 1: {
+        const ValueId rows = builder_.emit1("index_select", {x, positions}, {{"dim", dim}});
+        return keep(builder_.emit1("tanh", {builder_.emit1("index_add", {x, positions, rows}, {{"dim", dim}})}));
+      }
+      case 2: return keep(builder_.emit("sort", {x}, {{"dim", dim}, {"descending", chance(2)}})[0]);
+      default: return keep(builder_.emit("topk", {x}, {{"k", int64_t{number(1, static_cast<int>(size))}}, {"dim", dim}})[0]);
+    }
+  }
+
+  void normalise() {
+    const ValueId x = pick();
+    const TensorType t = type(x);
+    if (t.rank() == 0 || t.element_count() == 0) return unary();
+    switch (number(0, 2)) {
+      case 0: return keep(builder_.emit1("layer_norm", {x, no_value, no_value}, {{"normalized_ndim", int64_t{1}}, {"eps", 0.1}}));
+      case 1: return keep(builder_.emit1("rms_norm", {x, no_value}, {{"normalized_ndim", int64_t{1}}, {"eps", 0.1}}));
+      default: return keep(builder_.emit1("tanh", {builder_.emit1("cumsum", {x}, {{"dim", int64_t{number(0, t.rank() - 1)}}})}));
+    }
   }
 
   void choose() {
