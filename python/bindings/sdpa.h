@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compiled.h"
+#include "core/error.h"
 #include "ops/sdpa_call.h"
 
 namespace fulmen::python {
@@ -46,6 +47,7 @@ class SdpaCache {
  public:
   explicit SdpaCache(size_t limit = 1024) : limit_(limit) {}
 
+  // Throws the UnsupportedError of a kind that nobody runs.
   std::shared_ptr<const SdpaEntry> find(const SdpaRequest& request, const ExecutorList& executors);
 
   void clear();
@@ -60,7 +62,9 @@ class SdpaCache {
   struct Slot {
     Key key;
     std::shared_ptr<const SdpaEntry> entry;
+    std::shared_ptr<const UnsupportedError> refused;  // kept too: on a GPU the caller falls back, and asks often
   };
+  static std::shared_ptr<const SdpaEntry> entry_of(const Slot& slot);
   static void write_key(const SdpaRequest& request, Key& key);
 
   size_t limit_;

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "bindings.h"
+#include "claiming/claim.h"
 #include "core/error.h"
 #include "ops/builder.h"
 #include "ops/table.h"
@@ -99,16 +100,37 @@ void SdpaCache::write_key(const SdpaRequest& request, Key& key) {
   }
 }
 
+namespace {
+
+// What each executor says to the call itself: a compile that fails names only the part it failed at.
+UnsupportedError refusal_of(const Trace& trace, const CompileOptions& options) {
+  Call call = call_of(trace, trace.nodes.back(), options.training);
+  call.deterministic = options.deterministic;
+  const ClaimOutcome outcome = claim_call(call, options.executors, options.target, true);
+  UnsupportedError error(refusal_text("sdpa", outcome.answers));
+  for (const ClaimAnswer& answer : outcome.answers)
+    if (const auto* refusal = std::get_if<Refusal>(&answer.claim))
+      error.refusals.push_back({answer.executor, std::string(code_name(refusal->code)), refusal->reason});
+  return error;
+}
+
+}  // namespace
+
+std::shared_ptr<const SdpaEntry> SdpaCache::entry_of(const Slot& slot) {
+  if (slot.refused) throw UnsupportedError(*slot.refused);
+  return slot.entry;
+}
+
 std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, const ExecutorList& executors) {
   write_key(request, scratch_);
   if (!order_.empty() && order_.front().key == scratch_) {
     ++hits;
-    return order_.front().entry;
+    return entry_of(order_.front());
   }
   if (const auto at = entries_.find(scratch_); at != entries_.end()) {
     ++hits;
     order_.splice(order_.begin(), order_, at->second);
-    return order_.front().entry;
+    return entry_of(order_.front());
   }
   const Key key = scratch_;  // compiling releases the GIL, and another call may use the scratch
   const Trace trace = sdpa_trace(request);
@@ -126,21 +148,26 @@ std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, con
   options.deterministic = request.options.deterministic;
   options.target = target_of(nb::none(), request.views[sdpa_query].device);
   std::shared_ptr<const CompiledTrace> compiled;
+  std::shared_ptr<const UnsupportedError> refused;
   {
     nb::gil_scoped_release unlocked;
-    compiled = compile(trace, options);
+    try {
+      compiled = compile(trace, options);
+    } catch (const UnsupportedError&) {
+      refused = std::make_shared<const UnsupportedError>(refusal_of(trace, options));
+    }
   }
-  entry->compiled = std::make_unique<const Compiled>(std::move(compiled), options.target);
+  if (compiled) entry->compiled = std::make_unique<const Compiled>(std::move(compiled), options.target);
   ++builds;
-  if (const auto at = entries_.find(key); at != entries_.end()) return at->second->entry;  // another thread was faster
-  order_.push_front({key, entry});
+  if (const auto at = entries_.find(key); at != entries_.end()) return entry_of(*at->second);  // another thread was faster
+  order_.push_front({key, entry, std::move(refused)});
   entries_.emplace(key, order_.begin());
   while (entries_.size() > limit_) {
     entries_.erase(order_.back().key);
     order_.pop_back();
     ++dropped;
   }
-  return entry;
+  return entry_of(order_.front());
 }
 
 void SdpaCache::clear() {
