@@ -79,6 +79,22 @@ def tensors_in(value):
     return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
+def exact_gradients(module, inputs, cotangents):
+    """Gradients in float64, for samples whose gradient is what is left of a cancellation."""
+    wide = [t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in inputs]
+    results = [t for t in tensors_in(module(*wide)) if t.requires_grad]
+    torch.autograd.backward(results, [c.double() for c in cotangents])
+    return [t.grad for t in wide]
+
+
+def at_least_as_close(ours, eager, exact, dtype) -> bool:
+    """Whether our error is within twice eager's, and a rounding of the dtype."""
+    if exact is None or ours.shape != exact.shape:
+        return False
+    error = float((ours.double() - exact).abs().max())
+    return error <= 2 * float((eager.double() - exact).abs().max()) + 8 * torch.finfo(dtype).eps * max(1.0, float(exact.abs().max()))
+
+
 def close(ours, eager, dtype, what):
     assert ours.shape == eager.shape, f"{what}: shape {tuple(ours.shape)}, eager {tuple(eager.shape)}"
     assert ours.dtype == eager.dtype, f"{what}: dtype {ours.dtype}, eager {eager.dtype}"
@@ -126,8 +142,13 @@ def run_sample(info, sample, dtype):
         torch.autograd.backward([b for _, b, _ in pairs], [g for _, _, g in pairs])
         for i, (a, b) in enumerate(zip(inputs, eager_inputs)):
             if b.grad is not None or a.grad is not None:
-                zero = torch.zeros_like(b)
-                close(zero if a.grad is None else a.grad, zero if b.grad is None else b.grad, dtype, f"gradient {i}")
+                ours_grad, eager_grad = (torch.zeros_like(b) if g is None else g for g in (a.grad, b.grad))
+                try:
+                    close(ours_grad, eager_grad, dtype, f"gradient {i}")
+                except AssertionError:
+                    exact = exact_gradients(module, tensors, [g for _, _, g in pairs])[i]
+                    if not at_least_as_close(ours_grad, eager_grad, exact, dtype):
+                        raise
     return None
 
 
