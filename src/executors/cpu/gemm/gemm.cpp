@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <utility>
@@ -103,9 +104,9 @@ struct Blocks {
 };
 
 // Few big blocks would leave threads idle at the end; small ones pack A more often.
-Blocks cut_blocks(const State& s, int64_t columns, int64_t matrices, int threads) {
+Blocks cut_blocks(const State& s, int64_t columns, int64_t most_columns, int64_t matrices, int threads) {
   const int64_t mr = s.kernels->mr, nr = s.kernels->nr;
-  Blocks cut{std::min(s.block_rows, round_up(s.m, mr)), round_up(columns, nr), 0, 0};
+  Blocks cut{std::min(s.block_rows, round_up(s.m, mr)), std::min(most_columns, round_up(columns, nr)), 0, 0};
   const int64_t wanted = threads > 1 ? 4 * threads : 1;
   const int64_t least_rows = round_up(96, mr), least_columns = round_up(128, nr);
   const auto count = [&] { return ceil_div(s.m, cut.rows) * ceil_div(columns, cut.columns) * matrices; };
@@ -156,10 +157,10 @@ struct BlockScratch {
   }
 };
 
-// Rows [row, row + rows) and columns [column, column + columns) of one matrix. `shared_b` holds whole panels of B from
-// this column on, or is null.
+// Rows [row, row + rows) and columns [column, column + columns) of one matrix. `shared_a` holds whole panels of A from
+// this row on, `shared_b` whole panels of B from this column on; null: packed here.
 void compute_block(const State& s, const Operands& matrix, const Blocks& cut, int64_t row, int64_t rows, int64_t column,
-                   int64_t columns, const char* shared_b, BlockScratch& scratch) {
+                   int64_t columns, const char* shared_a, const char* shared_b, BlockScratch& scratch) {
   const BlockKernels& kernels = *s.kernels;
   TileOutput out = output_at(s, matrix, row, column);
   const bool in_parts = s.k > s.k_part;
@@ -174,13 +175,13 @@ void compute_block(const State& s, const Operands& matrix, const Blocks& cut, in
     out.first_part = k0 == 0;
     out.last_part = k0 + k == s.k;
     const PackSource a = rows_of_a(s, matrix, row, k0);
-    if (in_parts || scratch.packed_rows != a.data || scratch.packed_row_count != rows) {
+    if (!shared_a && (in_parts || scratch.packed_rows != a.data || scratch.packed_row_count != rows)) {
       kernels.pack_a(a, rows, k, scratch.a);
       scratch.packed_rows = in_parts ? nullptr : a.data;
       scratch.packed_row_count = rows;
     }
     MultiplyArgs args{};
-    args.a = scratch.a;
+    args.a = shared_a ? shared_a : scratch.a;
     args.rows = rows;
     args.k = k_padded;
     args.scratch = scratch.sums;
@@ -241,7 +242,7 @@ void run_few_rows(const State& s, const Operands& all) {
 // Tasks of all matrices of the batch; B's panels are packed by each task, or were packed before.
 void run_own_b(const State& s, const Operands& all) {
   const int threads = threads_for(s.work, work_per_thread);
-  const Blocks cut = cut_blocks(s, s.n, s.batch_count, threads);
+  const Blocks cut = cut_blocks(s, s.n, round_up(s.n, s.kernels->nr), s.batch_count, threads);
   std::atomic<int64_t> next{0};
   parallel_region(threads, [&](int, int) {
     BlockScratch scratch(s, cut);
@@ -250,17 +251,32 @@ void run_own_b(const State& s, const Operands& all) {
       const int64_t block = task % cut.count();
       const int64_t row = block / cut.across * cut.rows, column = block % cut.across * cut.columns;
       const char* const packed = matrix.packed_b ? static_cast<const char*>(matrix.packed_b) + column / s.kernels->nr * s.b_panel_bytes : nullptr;
-      compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column, std::min(cut.columns, s.n - column), packed, scratch);
+      compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column, std::min(cut.columns, s.n - column), nullptr, packed, scratch);
     }
   });
 }
 
-// B is packed in chunks of columns by all threads together; then its blocks are computed.
+// Panels [begin, end) of A. Packing may write a little past a panel, which may be another thread's: the last one goes
+// through this thread's own memory.
+void pack_panels_of_a(const State& s, const Operands& matrix, int64_t begin, int64_t end, char* packed, char* own) {
+  if (begin >= end) return;
+  const int64_t mr = s.kernels->mr, last = end - 1;
+  if (begin < last)
+    s.kernels->pack_a(rows_of_a(s, matrix, begin * mr, 0), (last - begin) * mr, s.k, packed + begin * s.a_panel_bytes);
+  s.kernels->pack_a(rows_of_a(s, matrix, last * mr, 0), std::min(mr, s.m - last * mr), s.k, own);
+  std::memcpy(packed + last * s.a_panel_bytes, own, static_cast<size_t>(s.a_panel_bytes));
+}
+
+int64_t shared_b_bytes(const State& s) { return round_up(s.chunk_columns / s.kernels->nr * s.b_panel_bytes, 64); }
+
+// B is packed in chunks of columns by all threads together, and A where it isn't too large; then the blocks of C are
+// computed, those of the same columns one after the other.
 void run_shared_b(const State& s, const Operands& all, void* workspace) {
   const int threads = threads_for(s.work / static_cast<double>(s.batch_count), work_per_thread);
   const int64_t nr = s.kernels->nr;
-  const Blocks cut = cut_blocks(s, std::min(s.chunk_columns, s.n), 1, threads);
+  const Blocks cut = cut_blocks(s, std::min(s.chunk_columns, s.n), s.block_columns, 1, threads);
   const int64_t chunks = ceil_div(s.n, s.chunk_columns);
+  char* const shared_a = static_cast<char*>(workspace) + shared_b_bytes(s);
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
   SpinBarrier barrier;
@@ -282,12 +298,17 @@ void run_shared_b(const State& s, const Operands& all, void* workspace) {
       if (begin < end)
         s.kernels->pack_b(columns_of_b(s, matrix, column0 + begin * nr, 0), std::min(end * nr, columns) - begin * nr, s.k,
                           static_cast<char*>(workspace) + begin * s.b_panel_bytes);
+      if (s.shares_a && round % chunks == 0) {
+        const int64_t row_panels = ceil_div(s.m, s.kernels->mr);
+        pack_panels_of_a(s, matrix, row_panels * thread / total, row_panels * (thread + 1) / total, shared_a, scratch->a);
+      }
       barrier.wait(total);
       const int64_t across = ceil_div(columns, cut.columns);
       scratch->packed_rows = nullptr;
       for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.down * across;) {
-        const int64_t row = task / across * cut.rows, column = task % across * cut.columns;
+        const int64_t row = task % cut.down * cut.rows, column = task / cut.down * cut.columns;
         compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column0 + column, std::min(cut.columns, columns - column),
+                      s.shares_a ? shared_a + row / s.kernels->mr * s.a_panel_bytes : nullptr,
                       static_cast<const char*>(workspace) + column / nr * s.b_panel_bytes, *scratch);
       }
       barrier.wait(total);
@@ -319,7 +340,9 @@ GemmPlan& GemmPlan::operator=(GemmPlan&&) noexcept = default;
 
 size_t GemmPlan::workspace_bytes() const {
   const State& s = *state_;
-  return s.mode == GemmMode::shared_b ? static_cast<size_t>(s.chunk_columns / s.kernels->nr * s.b_panel_bytes) : 0;
+  if (s.mode != GemmMode::shared_b) return 0;
+  // 64 bytes more: the last panel but one of A may be written a little past.
+  return static_cast<size_t>(shared_b_bytes(s) + (s.shares_a ? ceil_div(s.m, s.kernels->mr) * s.a_panel_bytes + 64 : 0));
 }
 
 void GemmPlan::run(const void* a, const void* b, void* c, const void* bias, const void* residual, void* workspace) const {

@@ -11,7 +11,7 @@ namespace {
 
 // Sums fill the registers, but for two vectors of B and one of A: 12 x 2 of 32, 6 x 2 of 16.
 constexpr int rows_of_tile = lanes == 16 ? 12 : 6;
-constexpr int64_t inner_k = 256;
+constexpr int64_t inner_k = 192;
 
 void pack_a(const PackSource& source, int64_t width, int64_t k, void* packed) { pack_single<rows_of_tile>(source, width, k, packed); }
 void pack_b(const PackSource& source, int64_t width, int64_t k, void* packed) { pack_single<2 * lanes>(source, width, k, packed); }

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t packed_a_bytes = 192 << 10;      // a thread's block of A, which stays in the second-level cache
 constexpr int64_t packed_b_chunk_bytes = 8 << 20;  // of the workspace, for B
+constexpr int64_t packed_b_block_bytes = 512 << 10;
+constexpr int64_t most_shared_a_bytes = 16 << 20;
 constexpr int64_t most_block_rows = 256;
 constexpr int64_t longest_sum = 2048;  // elements of a sum made in one go
 
@@ -135,6 +137,11 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
     s.mode = GemmMode::shared_b;
     const int64_t panels = std::max<int64_t>(1, packed_b_chunk_bytes / std::max<int64_t>(s.b_panel_bytes, 1));
     s.chunk_columns = std::min(panels * kernels.nr, round_up(s.n, kernels.nr));
+    s.a_panel_bytes = kernels.mr * s.k_padded * kernels.element_bytes;
+    s.shares_a = s.k <= s.k_part && round_up(s.m, kernels.mr) / kernels.mr * s.a_panel_bytes <= most_shared_a_bytes;
+    // Without a shared A each block packs its rows itself, so blocks are as wide as they can be.
+    const int64_t block_panels = std::max<int64_t>(4, packed_b_block_bytes / std::max<int64_t>(s.b_panel_bytes, 1));
+    s.block_columns = s.shares_a ? std::min(s.chunk_columns, block_panels * kernels.nr) : s.chunk_columns;
   }
   return s;
 }

@@ -43,6 +43,9 @@ struct GemmPlan::State {
   int64_t block_rows = 0;      // most rows of A packed at a time
   int64_t b_panel_bytes = 0;
   int64_t chunk_columns = 0;   // shared_b: columns of B packed at a time, a multiple of nr
+  int64_t block_columns = 0;   // shared_b: columns of a block, so that its part of B stays in the second-level cache
+  int64_t a_panel_bytes = 0;
+  bool shares_a = false;       // shared_b: all of A is packed by the threads together, behind B in the workspace
   double work = 0;             // multiply-adds
 };
 
