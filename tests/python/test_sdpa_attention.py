@@ -1,0 +1,157 @@
+"""fulmen.attention: every feature, alone and together, forward and gradients, beside the formula in float64
+(python/fulmen/_attention_composed.py run in double)."""
+
+import math
+
+import pytest
+import torch
+
+import fulmen
+from fulmen._attention import _Options, _window
+from fulmen._attention_composed import composed_attention
+
+FEATURES = {
+    "window": dict(window=(3, 2)),
+    "left window": dict(window=(4, None), is_causal=True),
+    "lower right": dict(is_causal=True, causal_corner="lower_right"),
+    "lower right window": dict(window=(2, 1), causal_corner="lower_right"),
+    "softcap": dict(softcap=2.0),
+    "sink": dict(sink=True),
+    "alibi": dict(alibi_slopes=True, is_causal=True),
+    "key lengths": dict(key_lengths=True),
+    "bias": dict(mask=True),
+    "grouped": dict(key_heads=2, enable_gqa=True, is_causal=True),
+    "all": dict(mask=True, softcap=3.0, sink=True, alibi_slopes=True, window=(5, 3), key_heads=2, enable_gqa=True, key_lengths=True),
+}
+
+
+def make(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def operands(case, query_len, key_len):
+    case = dict(case)
+    key_heads = case.pop("key_heads", 4)
+    tensors = dict(q=make(2, 4, query_len, 16), k=make(2, key_heads, key_len, 16, seed=1), v=make(2, key_heads, key_len, 24, seed=2))
+    if case.pop("mask", False):
+        tensors["mask"] = make(1, 4, query_len, key_len, seed=3)
+    if case.pop("sink", False):
+        tensors["sink"] = make(4, seed=4)
+    if case.pop("alibi_slopes", False):
+        tensors["alibi_slopes"] = make(4, seed=5).abs()
+    if case.pop("key_lengths", False):
+        case["key_lengths"] = torch.tensor([key_len, 3], dtype=torch.int32)
+    return tensors, case
+
+
+def right(tensors, case, lse=False):
+    left, right_ = _window(case.get("window"))
+    options = _Options(case.get("is_causal", False), case.get("causal_corner") == "lower_right", case.get("enable_gqa", False), left, right_, case.get("softcap", 0.0), lse)
+    t = tensors
+    # The composed form works in float32 inside: here every tensor is double and .float() must not narrow it.
+    original = torch.Tensor.float
+    torch.Tensor.float = lambda self: self if self.dtype == torch.float64 else original(self)
+    try:
+        return composed_attention(
+            t["q"], t["k"], t["v"], t.get("mask"), t.get("sink"), t.get("alibi_slopes"), case.get("cu_seqlens_q"), case.get("cu_seqlens_k"),
+            case.get("key_lengths"), 0.0, case.get("scale"), options,
+        )
+    finally:
+        torch.Tensor.float = original
+
+
+def compare(tensors, case, dtype=torch.float32):
+    ours = {n: t.to(torch.float32 if n in ("sink", "alibi_slopes") else dtype).requires_grad_() for n, t in tensors.items()}
+    double = {n: t.detach().double().requires_grad_() for n, t in ours.items()}
+    out, expected = fulmen.attention(**ours, **case), right(double, case)
+    limit = {torch.float32: 3e-5, torch.bfloat16: 5e-2}[dtype]
+    grad = make(*out.shape, seed=9).to(dtype)
+    found = torch.autograd.grad(out, list(ours.values()), grad)
+    wanted = torch.autograd.grad(expected, list(double.values()), grad.double())
+    for name, f, e in zip(("result", *ours), (out, *found), (expected, *wanted)):
+        error = (f.double() - e).abs().max().item()
+        assert error <= limit * max(1.0, e.abs().max().item()), f"{name}: off by {error:.3g}"
+
+
+@pytest.mark.parametrize("lengths", [(7, 7), (5, 12), (12, 5)], ids=str)
+@pytest.mark.parametrize("name", FEATURES)
+def test_feature(name, lengths):
+    compare(*operands(FEATURES[name], *lengths))
+
+
+@pytest.mark.parametrize("name", ["window", "softcap", "sink", "alibi", "all"])
+def test_feature_in_bf16(name):
+    compare(*operands(FEATURES[name], 33, 33), dtype=torch.bfloat16)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    offsets = torch.tensor([0, 3, 3, 9, 14], dtype=torch.int32)
+    tensors = dict(q=make(1, 2, 14, 16), k=make(1, 2, 14, 16, seed=1), v=make(1, 2, 14, 16, seed=2))
+    case = dict(cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+    compare(tensors, case)
+    whole = fulmen.attention(**{n: t.float() for n, t in tensors.items()}, **case, is_causal=True)
+    for begin, end in ((0, 3), (3, 9), (9, 14)):
+        alone = fulmen.attention(*(tensors[n][:, :, begin:end].float() for n in "qkv"), is_causal=True)
+        assert torch.allclose(whole[:, :, begin:end], alone, atol=1e-6)
+
+
+def test_log_sum_exp_is_a_second_result():
+    tensors, case = operands({}, 6, 9)
+    out, lse = fulmen.attention(**{n: t.float() for n, t in tensors.items()}, return_lse=True)
+    expected, expected_lse = right(tensors, case, lse=True)
+    assert lse.shape == (2, 4, 6) and lse.dtype == torch.float32
+    assert torch.allclose(lse.double(), expected_lse, atol=1e-5) and torch.allclose(out.double(), expected, atol=1e-5)
+
+
+def test_two_halves_of_the_keys_join_by_their_log_sum_exp():
+    q, k, v = (make(1, 2, 8, 16, seed=i).float() for i in range(3))
+    (a, la), (b, lb) = (fulmen.attention(q, k[:, :, s], v[:, :, s], return_lse=True) for s in (slice(0, 5), slice(5, 8)))
+    total = torch.logaddexp(la, lb)
+    joined = a * (la - total).exp()[..., None] + b * (lb - total).exp()[..., None]
+    assert torch.allclose(joined, fulmen.sdpa(q, k, v), atol=1e-5)
+
+
+def test_a_row_that_a_window_closes_gives_zeros():
+    q, k, v = make(1, 1, 4, 8).float(), make(1, 1, 2, 8, seed=1).float(), make(1, 1, 2, 8, seed=2).float()
+    q.requires_grad_()
+    out = fulmen.attention(q, k, v, window=(0, 0))
+    out.sum().backward()
+    assert (out[:, :, 2:] == 0).all() and (q.grad[:, :, 2:] == 0).all() and (out[:, :, :2] != 0).any()
+
+
+def test_the_upper_left_corner_is_the_default():
+    q, k, v = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1), torch.arange(5.0).view(1, 1, 5, 1), torch.arange(5.0).view(1, 1, 5, 1)
+    out = fulmen.attention(q, k, v, is_causal=True, scale=1.0).flatten()
+    assert out[0] == 0 and math.isclose(out[1].item(), 0.8808, abs_tol=1e-4)
+
+
+def test_deterministic_results_are_bitwise_equal():
+    tensors, case = operands(FEATURES["all"], 64, 64)
+    ours = {n: t.float().requires_grad_() for n, t in tensors.items()}
+    results = [torch.autograd.grad(fulmen.attention(**ours, **case, deterministic=True).sum(), list(ours.values())) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(causal_corner="middle"), "causal_corner"),
+        (dict(cu_seqlens_q=torch.tensor([0, 4], dtype=torch.int32)), "cu_seqlens_k"),
+        (dict(sink=torch.zeros(3)), "sink"),
+        (dict(alibi_slopes=torch.zeros(5)), "slopes"),
+        (dict(key_lengths=torch.tensor([1, 2, 3], dtype=torch.int32)), "key_lengths"),
+        (dict(mask=torch.ones(4, 4, dtype=torch.bool), is_causal=True), "is_causal"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_errors_name_the_argument(arguments, words):
+    q = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(fulmen.Error, match=words):
+        fulmen.attention(q, q, q, **arguments)
+
+
+def test_inside_torch_compile():
+    tensors, case = operands(FEATURES["softcap"], 6, 6)
+    ours = {n: t.float() for n, t in tensors.items()}
+    compiled = torch.compile(lambda **t: fulmen.attention(**t, **case), backend="fulmen")
+    assert torch.allclose(compiled(**ours), fulmen.attention(**ours, **case), atol=1e-5)
