@@ -18,7 +18,7 @@ NO_FORM = {"attention_dropout_mask", "bernoulli", "cross_entropy_grad", "dropout
            "sdpa_backward", "uniform"}
 
 
-def tests_binary():
+def find_binary():
     named = os.environ.get("FULMEN_TESTS")
     if named:
         return pathlib.Path(named)
@@ -28,7 +28,7 @@ def tests_binary():
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    binary = tests_binary()
+    binary = find_binary()
     if binary is None:
         pytest.skip("the C++ tests aren't built: no build*/fulmen_tests, and FULMEN_TESTS isn't set")
     path = tmp_path_factory.mktemp("samples") / "samples.jsonl"
