@@ -18,8 +18,6 @@ ExecutorList default_executors(const std::vector<std::string>& library_folders) 
       cpu::make_cpu_executor(),
       // Convolutions, which the CPU executor has no kernels of its own for.
       onednn::make_onednn_executor(),
-      // Convolutions, which the executor before leaves out.
-      onednn::make_onednn_executor(),
       // Takes every primitive on the CPU, so that every program runs.
       reference::make_reference_executor(),
   };
