@@ -38,13 +38,14 @@ triu true_divide trunc unbind unflatten unsqueeze var view view_as vstack where 
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 # op_db's own callable is a lambda there; the call that it stands for
-CALLED = {"einsum": torch.einsum, "where": torch.where}
+CALLED = {"einsum": torch.einsum, "where": torch.where, "nn.functional.embedding": torch.nn.functional.embedding}
 # op_db's lambda takes the sample's input in another place
 ARGUMENTS = {"einsum": lambda sample: (sample.args[0], *sample.input), "where": lambda sample: (sample.args[0], sample.input, sample.args[1])}
+ARGUMENTS["nn.functional.embedding"] = lambda sample: (sample.args[0], sample.input, *sample.args[1:])
 RANDOM = ("bernoulli",)
 UNDEFINED = ("new_empty",)  # contents are not defined
 # bf16 samples have equal elements, whose order is not defined: values are compared, positions and gradients are not
-TIES = ("sort", "topk")
+TIES = ("sort", "topk", "argsort")
 SAMPLES_AT_MOST = 40
 
 

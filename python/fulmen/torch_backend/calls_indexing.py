@@ -232,7 +232,8 @@ def _roll(r: Recording, input, shifts, dims=None):
 
 
 @call("torch.flip", "Tensor.flip")
-def _flip(r: Recording, input, *dims):
+def _flip(r: Recording, input, *args, dims=None):
+    dims = args if dims is None else dims
     dims = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
     return r.emit("flip", input, dims=tuple(normal_dim(d, input.rank) for d in dims)) if dims and input.rank else r.copy(input)
 

@@ -231,6 +231,11 @@ def _sort(r: Recording, input, dim=-1, descending=False, *, stable=None, **kwarg
     return r.emit_all("sort", input, dim=dim, descending=bool(descending))
 
 
+@call("torch.argsort", "Tensor.argsort")
+def _argsort(r: Recording, input, dim=-1, descending=False, *, stable=False):
+    return r.emit("argsort", input, dim=dim, descending=bool(descending))
+
+
 @call("torch.cumsum", "Tensor.cumsum")
 def _cumsum(r: Recording, input, dim, *, dtype=None, **kwargs):
     ignore(kwargs)
