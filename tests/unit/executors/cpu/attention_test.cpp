@@ -244,6 +244,91 @@ TEST_P(AttentionOnEachIsa, SameBitsForAnyNumberOfThreads) {
   }
 }
 
+// Calls given by their sizes; everything else contiguous and plain unless `change` says otherwise.
+template <class F>
+Operands plain_operands(DType dtype, int64_t batch, int64_t heads, int64_t key_heads, int64_t q, int64_t k, int64_t d, const F& change) {
+  Operands o;
+  std::mt19937 rng(7);
+  std::normal_distribution<double> normal(0.0, 1.0);
+  const auto filled = [&](Dims shape) {
+    Tensor t(dtype, std::move(shape));
+    t.for_each([&](int64_t offset) { t.set_at(offset, normal(rng)); });
+    return t;
+  };
+  o.query = filled({batch, heads, q, d});
+  o.key = filled({batch, key_heads, k, d});
+  o.value = filled({batch, key_heads, k, d});
+  o.out_grad = filled({batch, heads, q, d});
+  o.call.scale = 1.0 / std::sqrt(static_cast<double>(d));
+  change(o);
+  o.call.query = o.query.type;
+  o.call.key = o.key.type;
+  o.call.value = o.value.type;
+  return o;
+}
+
+TEST_P(AttentionOnEachIsa, CrossesBlocksOfLongSequences) {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    check(plain_operands(dtype, 1, 2, 1, 413, 600, 16, [](Operands& o) { o.call.is_causal = o.call.lower_right = true; }), 0, GetParam());
+    check(plain_operands(dtype, 1, 1, 1, 600, 413, 16, [](Operands& o) { o.call.window_left = 100, o.call.window_right = 170; }), 0, GetParam());
+  }
+}
+
+TEST_P(AttentionOnEachIsa, SplitsKeysForFewQueries) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    check(plain_operands(dtype, 1, 4, 1, 1, 2500, 20, [](Operands&) {}), 0, GetParam());
+    check(plain_operands(dtype, 2, 2, 2, 3, 1300, 8, [](Operands& o) { o.call.is_causal = o.call.lower_right = true; }), 0, GetParam());
+  }
+}
+
+TEST_P(AttentionOnEachIsa, IgnoresWhatLiesPastAKeyLength) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (int64_t q : {2, 40}) {
+      const Operands o = plain_operands(dtype, 2, 2, 2, q, 100, 16, [](Operands& changed) {
+        changed.key_lengths = vector_tensor(DType::i32, {37, 0});
+        changed.call.key_lengths = changed.key_lengths.type;
+        for (Tensor* t : {&changed.key, &changed.value})
+          for (int64_t b = 0; b < 2; ++b)
+            for (int64_t h = 0; h < 2; ++h)
+              for (int64_t j = b == 0 ? 37 : 0; j < 100; ++j)
+                for (int64_t c = 0; c < 16; ++c) t->set_at(t->at({b, h, j, c}), std::numeric_limits<double>::quiet_NaN());
+      });
+      cpu::force_isa(GetParam());
+      const Produced p = run_kernels(o, std::mt19937(1));
+      p.out.for_each([&](int64_t offset) { EXPECT_TRUE(std::isfinite(p.out.get_at(offset))); });
+      for (size_t i = 0; i < 3; ++i) p.gradients[i].for_each([&](int64_t offset) { EXPECT_TRUE(std::isfinite(p.gradients[i].get_at(offset))) << i; });
+      // The second batch entry has no open key at all.
+      for (int64_t h = 0; h < 2; ++h)
+        for (int64_t i = 0; i < q; ++i) {
+          EXPECT_EQ(p.lse.get({1, h, i}), -std::numeric_limits<double>::infinity());
+          for (int64_t c = 0; c < 16; ++c) EXPECT_EQ(p.out.get({1, h, i, c}), 0.0);
+        }
+    }
+}
+
+TEST(AttentionRefusal, NamesArgumentFoundAndLimit) {
+  SdpaCall call = plain_operands(DType::f32, 1, 1, 1, 2, 2, 4, [](Operands&) {}).call;
+  EXPECT_FALSE(cpu::attention_refusal(call).has_value());
+  call.value.dtype = DType::f64;
+  ASSERT_TRUE(cpu::attention_refusal(call).has_value());
+  EXPECT_EQ(cpu::attention_refusal(call)->code, RefusalCode::wrong_dtype);
+  EXPECT_EQ(cpu::attention_refusal(call)->reason, "sdpa: value is f64, the cpu kernels take f32, bf16 and f16");
+  call.value.dtype = DType::f32;
+  call.dropout_p = 0.5;
+  ASSERT_TRUE(cpu::attention_refusal(call).has_value());
+  EXPECT_EQ(cpu::attention_refusal(call)->code, RefusalCode::unsupported_argument);
+}
+
+// The published test vectors of the generator.
+TEST(Philox, GivesThePublishedWords) {
+  const PhiloxBlock zero = philox4x32(0, 0, 0);
+  EXPECT_EQ(zero.word[0], 0x6627e8d5u);
+  EXPECT_EQ(zero.word[3], 0x9b00dbd8u);
+  const PhiloxBlock pi = philox4x32(0x299f31d0a4093822u, 0x85a308d3243f6a88u, 0x0370734413198a2eu);
+  EXPECT_EQ(pi.word[0], 0xd16cfe09u);
+  EXPECT_EQ(pi.word[3], 0x24126ea1u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cpu, AttentionOnEachIsa, ::testing::ValuesIn(cpu::available_isas()), [](const auto& info) { return std::string(cpu::isa_name(info.param)); });
 
 }  // namespace
