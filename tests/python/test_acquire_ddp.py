@@ -22,7 +22,17 @@ PROGRAM = textwrap.dedent(
     rank = dist.get_rank()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Embedding(16, 32), nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16))
+
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Embedding(16, 32), nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16))
+
+        def forward(self, tokens):
+            return self.layers(tokens)
+
+    model = Model()
 
     def losses(model, compile):
         wrapped = DistributedDataParallel(model)
