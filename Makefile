@@ -17,7 +17,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help packages build install demo test test-cpp test-python bench clean
+.PHONY: help packages build install demo test test-layers test-cpp test-python bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 24
@@ -43,7 +43,10 @@ build: packages $(STAMP) ## set up everything and build into build/; leaves .ven
 demo: build ## train a GPT through Fulmen beside PyTorch; writes fulmen-report.html
 	$(PYTHON) examples/demo.py $(ARGS)
 
-test: build test-cpp test-python ## everything that needs no GPU
+test: build test-layers test-cpp test-python ## everything that needs no GPU
+
+test-layers:
+	python3 tools/check_layers.py
 
 test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure

@@ -126,12 +126,7 @@ void bind_compile(nb::module_& m) {
         options.deterministic = deterministic;
         options.skip_passes = std::move(skip_passes);
         options.keep_texts = keep_texts;
-        std::shared_ptr<const CompiledTrace> compiled;
-        {
-          nb::gil_scoped_release unlocked;
-          compiled = compile(trace, options);
-        }
-        return std::make_unique<Compiled>(std::move(compiled), options.target);
+        return std::make_unique<Compiled>(compile_trace(trace, options), options.target);
       },
       nb::arg("trace"), nb::arg("executors").none() = nb::none(), nb::arg("training") = false, nb::arg("deterministic") = false,
       nb::arg("skip_passes") = std::vector<std::string>(), nb::arg("keep_texts") = false, nb::arg("target").none() = nb::none());

@@ -1,10 +1,15 @@
 #include "compiled.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include "core/error.h"
 #include "core/half.h"
+#include "ir/print.h"
 
 namespace fulmen::python {
 namespace {
@@ -46,6 +51,23 @@ void store_number(double value, int64_t integer, DType dtype, void* to) {
 }  // namespace
 
 void set_active_profile(Profile* profile) { active_profile.store(profile); }
+
+std::shared_ptr<const CompiledTrace> compile_trace(const Trace& trace, const CompileOptions& options) {
+  nb::gil_scoped_release unlocked;
+  try {
+    return compile(trace, options);
+  } catch (const InternalError& error) {
+    static std::atomic<int> count{0};
+    std::error_code failed;
+    const auto folder = std::filesystem::temp_directory_path(failed);
+    const auto path = folder / ("fulmen-" + std::to_string(getpid()) + "-" + std::to_string(count++) + ".trace");
+    std::ofstream file(path);
+    file << to_string(trace);
+    file.close();
+    if (failed || !file) throw;  // the report is worth less than the error itself
+    throw InternalError(std::string(error.what()) + "\nthe trace is in " + path.string() + "; `fulmen run` replays it");
+  }
+}
 
 std::span<PyObject* const> items_of(nb::handle sequence, const char* what) {
   if (PyList_Check(sequence.ptr()) || PyTuple_Check(sequence.ptr()))

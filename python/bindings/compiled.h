@@ -68,6 +68,10 @@ class Compiled {
   size_t saved_bytes_ = 0;
 };
 
+// compile() of src/driver, without the GIL. An InternalError leaves the trace in a file that `fulmen run` replays, and
+// names it.
+std::shared_ptr<const CompiledTrace> compile_trace(const Trace& trace, const CompileOptions& options);
+
 // What all programs report their times to while it is set; null otherwise.
 void set_active_profile(Profile* profile);
 

@@ -149,13 +149,10 @@ std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, con
   options.target = target_of(nb::none(), request.views[sdpa_query].device);
   std::shared_ptr<const CompiledTrace> compiled;
   std::shared_ptr<const UnsupportedError> refused;
-  {
-    nb::gil_scoped_release unlocked;
-    try {
-      compiled = compile(trace, options);
-    } catch (const UnsupportedError&) {
-      refused = std::make_shared<const UnsupportedError>(refusal_of(trace, options));
-    }
+  try {
+    compiled = compile_trace(trace, options);
+  } catch (const UnsupportedError&) {
+    refused = std::make_shared<const UnsupportedError>(refusal_of(trace, options));
   }
   if (compiled) entry->compiled = std::make_unique<const Compiled>(std::move(compiled), options.target);
   ++builds;

@@ -11,7 +11,12 @@ _source = _os.path.dirname(_os.path.realpath(__file__))
 if _source not in __path__:
     __path__.append(_source)
 
-from fulmen import _core  # noqa: E402
+try:
+    from fulmen import _core  # noqa: E402
+except ImportError as error:
+    if "partially initialized" not in str(error):
+        raise
+    raise ImportError(f"fulmen: {_os.path.dirname(__file__)} has no extension _core for this Python; build it with `make build`") from None
 from fulmen._core import DeviceError, Error, InternalError, ShapeError, TypeError, UnsupportedError  # noqa: E402
 
 __version__ = "0.1.0"

@@ -363,6 +363,30 @@ def test_other_arguments():
         fulmen.sdpa(nested, nested, nested)
 
 
+def test_threads():
+    import threading
+
+    fulmen.clear_caches()
+    failures = []
+
+    def work(number):
+        q = make(1, 2, 5 + number % 3, 8, seed=number)
+        right = oracle(q, q, q)
+        for _ in range(50):
+            x = q.detach().requires_grad_()
+            out = fulmen.sdpa(x, x, x)
+            out.sum().backward()
+            if (out.double() - right).abs().max() > 1e-5:
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
 # PyTorch's own function replaced
 
 
