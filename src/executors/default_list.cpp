@@ -3,7 +3,6 @@
 #include "executors/cpu/cpu.h"
 #include "executors/cudnn/cudnn.h"
 #include "executors/onednn/onednn.h"
-#include "executors/onednn/onednn.h"
 #include "executors/reference/reference.h"
 
 namespace fulmen {
