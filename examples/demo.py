@@ -146,7 +146,7 @@ def main() -> int:
     shared = min(len(ours_losses), len(eager_losses), 100)
     gap = max((abs(a - b) / abs(b) for a, b in zip(ours_losses[:shared], eager_losses[:shared])), default=0.0)
     agree = gap < 1e-3
-    print(f"\nloss {ours_losses[0]:.4f} -> {ours_losses[-1]:.4f} in {len(ours_losses)} steps (eager {eager_losses[-1]:.4f}); "
+    print(f"\nloss {ours_losses[0]:.4f} -> {ours_losses[-1]:.4f} in {len(ours_losses)} steps ({len(eager_losses)} in eager); "
           f"largest relative gap to eager over the first {shared} steps: {gap:.2e} ({'they agree' if agree else 'THEY DIFFER'})")
 
     print("measuring step times, alternating", file=sys.stderr)
