@@ -4,7 +4,9 @@
 #   tools/gpu_run.sh pack            here: builds the GPU tests and puts them, with the headers that the other machine
 #                                    lacks, into .carry/ (ignored by git); that folder travels with the tree
 #   tools/gpu_run.sh tests [ARGS]    there: runs the packed tests; ARGS are GoogleTest's, results go to $OUT
-#   tools/gpu_run.sh build           there: builds the Python extension for that machine's Python into /tmp/fulmen_build
+#   tools/gpu_run.sh fuzz CALLS      there: that many random attention calls, shared out to 14 processes
+#   tools/gpu_run.sh build           there: the Python extension for that machine's Python, from the packed library and
+#                                    the packed headers and bindings, into /tmp/fulmen_build
 #   tools/gpu_run.sh python ARGS     there: after `build`, runs that Python with `import fulmen` working
 #   tools/gpu_run.sh sanitize [ARGS] there: the packed tests under compute-sanitizer
 set -eu
@@ -34,7 +36,13 @@ case ${1:-} in
     cp "$folder/fulmen_gpu_tests" .carry/bin/
     strip .carry/bin/fulmen_gpu_tests
     include=$($python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    cp -r "$include"/include/cudnn_* .carry/cudnn_frontend/
+    # The frontend's files name each other by ../include/.
+    mkdir -p .carry/cudnn_frontend/include .carry/lib .carry/tree
+    cp -r "$include"/include/cudnn_* .carry/cudnn_frontend/include/
+    cp "$folder/libfulmen.a" .carry/lib/
+    strip --strip-debug .carry/lib/libfulmen.a
+    find src include \( -name '*.h' -o -name '*.inc' \) -print0 | xargs -0 cp --parents -t .carry/tree
+    cp -r --parents python .carry/tree
     for place in /usr/local/cuda/include /usr/local/include "$include/nvidia/cudnn/include"; do
       if [ -e "$place/cudnn.h" ]; then cp "$place"/cudnn*.h .carry/cudnn/; break; fi
     done
@@ -50,9 +58,29 @@ case ${1:-} in
     set -o pipefail
     .carry/bin/fulmen_gpu_tests --gtest_color=no "$@" 2>&1 | tee "$out/gpu_tests.txt"
     ;;
+  fuzz)
+    shift
+    find_cudnn
+    calls=${1:-20000}
+    export FULMEN_FUZZ_CALLS=$(((calls + 13) / 14)) FULMEN_FUZZ_SECONDS=${FULMEN_FUZZ_SECONDS:-500}
+    seq 1 14 | xargs -P 14 -I{} sh -c 'FULMEN_FUZZ_SEED=$(({} * 100000)) .carry/bin/fulmen_gpu_tests --gtest_color=no \
+      --gtest_filter=GpuFuzz.* >"'"$out"'/fuzz_{}.txt" 2>&1' || true
+    grep -h '  fuzz:' "$out"/fuzz_*.txt | awk '{calls += $2; shapes += $5; refused += $10; wrong += $12}
+      END {print calls " calls of " shapes " shapes, " refused " refused, " wrong " wrong, in " NR " of 14 processes"}' | tee "$out/fuzz.txt"
+    grep -h -A1 'wrong in\|at hand:' "$out"/fuzz_*.txt | head -100 | tee -a "$out/fuzz.txt"
+    ;;
   build)
-    PYTHONPATH=$root/.carry/python cmake -G Ninja -S . -B "$build" -DFULMEN_BUILD_TESTS=OFF -DPython_EXECUTABLE="$(command -v python3)"
-    PYTHONPATH=$root/.carry/python nice ninja -C "$build" _core
+    mkdir -p "$build/objects" "$build/python/fulmen"
+    tree=$root/.carry/tree nanobind=$root/.carry/python/nanobind
+    suffix=$(python3 -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+    flags="-std=c++20 -O2 -fPIC -fvisibility=hidden -DFULMEN_X86=1 -DNDEBUG -w -I$tree/src -I$tree/include -I$tree/python/bindings
+           -I$nanobind/include -I$nanobind/ext/robin_map/include -I$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+    ls "$tree"/python/bindings/*.cpp "$nanobind/src/nb_combined.cpp" |
+      xargs -P 16 -I{} sh -c '${CXX:-g++} '"$(echo $flags)"' -fno-strict-aliasing -c {} -o '"$build"'/objects/$(basename {}).o'
+    ${CXX:-g++} -shared -o "$build/python/fulmen/_core$suffix" "$build"/objects/*.o .carry/lib/libfulmen.a \
+      -static-libstdc++ -static-libgcc -ldl -lpthread
+    ln -sf "$tree/python/fulmen/__init__.py" "$build/python/fulmen/__init__.py"
+    PYTHONPATH=$build/python python3 -c 'import fulmen; print("fulmen", fulmen.__file__)'
     ;;
   python)
     shift
@@ -66,7 +94,7 @@ case ${1:-} in
     compute-sanitizer --tool memcheck --error-exitcode 9 .carry/bin/fulmen_gpu_tests --gtest_color=no "$@" 2>&1 | tee "$out/sanitizer.txt"
     ;;
   *)
-    sed -n '2,11p' "$0"
+    sed -n '2,14p' "$0"
     exit 2
     ;;
 esac

@@ -448,6 +448,7 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   int64_t done = 0, shapes = 0, refused = 0, wrong = 0;
   std::map<std::string, int64_t> refusals;
+  std::map<std::string, std::pair<int64_t, std::string>> wrong_calls;  // by call: how many draws, and the first trouble
   for (uint64_t seed = first_seed; done < calls && elapsed() < seconds; ++seed) {
     std::mt19937_64 random(seed);
     const Drawn d = draw_call(random);
@@ -459,7 +460,7 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
       ++refusals[run.refusal().substr(0, 60)];
       continue;
     }
-    for (int repeat = 0; repeat < 40 && done < calls && elapsed() < seconds; ++repeat) {
+    for (int repeat = 0; repeat < 20 && done < calls && elapsed() < seconds; ++repeat) {
       Data data;
       data.seed = seed * 1000 + static_cast<uint64_t>(repeat);
       data.closed = (random() % 4) * 0.3;
@@ -470,7 +471,10 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
       if (random() % 7 == 0) data.grad_scale = 1e-3;
       const Outcome outcome = run.compare(data);
       ++done;
-      if (!outcome.trouble.empty() && ++wrong <= 20)
+      if (outcome.trouble.empty()) continue;
+      auto& [count, first] = wrong_calls["FULMEN_FUZZ_SEED=" + std::to_string(seed) + " " + d.text];
+      if (count++ == 0) first = outcome.trouble;
+      if (++wrong <= 10)
         ADD_FAILURE() << "FULMEN_FUZZ_SEED=" << seed << " repeat " << repeat << " " << d.text << " closed "
                       << data.closed << " rows " << data.closed_rows << " all " << data.all_closed << " shift "
                       << data.shift << " scales " << data.query_scale << "/" << data.grad_scale << "\n  "
@@ -480,6 +484,8 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
   std::printf("  fuzz: %lld calls of %lld shapes in %.0f s, %lld refused, %lld wrong\n", static_cast<long long>(done),
               static_cast<long long>(shapes), elapsed(), static_cast<long long>(refused), static_cast<long long>(wrong));
   for (const auto& [reason, count] : refusals) std::printf("    %lld x %s\n", static_cast<long long>(count), reason.c_str());
+  for (const auto& [call, found] : wrong_calls)
+    std::printf("    wrong in %lld draws: %s\n      %s\n", static_cast<long long>(found.first), call.c_str(), found.second.c_str());
   EXPECT_EQ(wrong, 0);
 }
 

@@ -206,7 +206,7 @@ void AttentionRun::draw(const Data& data) {
   };
   auto& query = values_["query"] = numbers(call_.query, data.query_scale);
   auto& key = values_["key"] = numbers(call_.key, data.key_scale);
-  if (data.shift != 0) {
+  if (data.shift != 0 && call_.scale != 0) {
     for (size_t i = 0; i < query.size(); i += static_cast<size_t>(call_.head_dim())) query[i] = 1;
     for (size_t i = 0; i < key.size(); i += static_cast<size_t>(call_.head_dim()))
       key[i] = rounded(data.shift / call_.scale, call_.key.dtype);
@@ -312,7 +312,14 @@ Outcome AttentionRun::compare(const Data& data) {
         }
   const Reference expected = reference(call_, values_["query"], values_["key"], values_["value"], bias, {},
                                        call_.training ? values_["out_grad"] : std::vector<double>{}, device_);
-  // 16-bit probabilities inside, 16-bit results: what the plain decomposition in that dtype reaches too.
+  // Right is: within 4 roundings of the result's size; or twice the error of the plain decomposition, whose
+  // probabilities and their gradients are stored in the call's dtype; or, for gradients that are differences of larger
+  // terms, 2 roundings of those terms.
+  const Reference plain = call_.query.dtype == DType::f32
+                              ? expected
+                              : reference(call_, values_["query"], values_["key"], values_["value"], bias, {},
+                                          call_.training ? values_["out_grad"] : std::vector<double>{}, device_,
+                                          call_.query.dtype);
   const double unit = call_.query.dtype == DType::bf16 ? 1.0 / 256 : call_.query.dtype == DType::f16 ? 1.0 / 2048 : 1e-6;
   const auto rms = [](const std::vector<double>& v) {
     double sum = 0;
@@ -321,10 +328,11 @@ Outcome AttentionRun::compare(const Data& data) {
   };
   const double rms_q = rms(values_["query"]), rms_k = rms(values_["key"]), rms_v = rms(values_["value"]),
                rms_g = call_.training ? rms(values_["out_grad"]) : 0;
-  const auto judge = [&](const std::string& name, const std::vector<double>& wanted, double floor) {
+  const auto judge = [&](const std::string& name, const std::vector<double>& wanted, const std::vector<double>& decomposed,
+                         double floor, double cancelled = 0) {
     std::string trouble;
     const std::vector<double> found = download(name, trouble);
-    double error = 0, size = 0, worst = 0;
+    double error = 0, size = 0, plain_error = 0;
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (std::isinf(wanted[i]) || std::isinf(found[i]) || std::isnan(found[i])) {
         if (found[i] != wanted[i]) {
@@ -337,36 +345,52 @@ Outcome AttentionRun::compare(const Data& data) {
       const double difference = found[i] - wanted[i];
       error += difference * difference;
       size += wanted[i] * wanted[i];
-      worst = std::max(worst, std::abs(difference));
+      plain_error += (decomposed[i] - wanted[i]) * (decomposed[i] - wanted[i]);
     }
     const double count = static_cast<double>(std::max<size_t>(1, wanted.size()));
     const double scale = std::max(std::sqrt(size / count), floor);
     const double relative = scale > 0 ? std::sqrt(error / count) / scale : std::sqrt(error / count);
     outcome.error[name] = relative;
-    if (!(relative <= 4 * unit))
-      trouble += name + ": relative error " + std::to_string(relative) + ", allowed " + std::to_string(4 * unit) + "; ";
+    const double by_plain = scale > 0 ? 2 * std::sqrt(plain_error / count) / scale : 0;
+    const double by_terms = scale > 0 ? 2 * unit * cancelled / scale : 0;
+    const double allowed = std::max({4 * unit, by_plain, by_terms});
+    if (!(relative <= allowed))
+      trouble += name + ": relative error " + std::to_string(relative) + ", allowed " + std::to_string(allowed) +
+                 " (twice the plain decomposition's: " + std::to_string(by_plain) + ", of the terms: " +
+                 std::to_string(by_terms) + "); ";
     outcome.trouble += trouble;
   };
   const double dims = std::sqrt(static_cast<double>(call_.value_dim()));
-  judge("out", expected.out, 1e-3 * rms_v);
+  judge("out", expected.out, plain.out, 1e-3 * rms_v);
   if (call_.training) {
-    judge("lse", expected.lse, 1.0);
+    judge("lse", expected.lse, expected.lse, 1.0);
     // A gradient that is 0 in exact arithmetic is the difference of rounded terms: judged against their size.
     const double score_grad = 0.05 * rms_g * rms_v * dims;
-    if (buffers_.count("query_grad")) judge("query_grad", expected.query_grad, score_grad * rms_k * std::abs(call_.scale));
-    if (buffers_.count("key_grad")) judge("key_grad", expected.key_grad, score_grad * rms_q * std::abs(call_.scale));
-    if (buffers_.count("value_grad")) judge("value_grad", expected.value_grad, 1e-3 * rms_g);
+    if (buffers_.count("query_grad")) judge("query_grad", expected.query_grad, plain.query_grad, score_grad * rms_k * std::abs(call_.scale), rms(expected.query_size));
+    if (buffers_.count("key_grad")) judge("key_grad", expected.key_grad, plain.key_grad, score_grad * rms_q * std::abs(call_.scale), rms(expected.key_size));
+    if (buffers_.count("value_grad")) judge("value_grad", expected.value_grad, plain.value_grad, 1e-3 * rms_g);
     if (buffers_.count("mask_grad")) {
       const Dims& s = call_.mask->shape;
-      std::vector<double> reduced(static_cast<size_t>(element_count(s)));
+      const auto count = static_cast<size_t>(element_count(s));
+      std::vector<double> reduced(count), decomposed(count), squares(count);
       size_t from = 0;
       for (int64_t b = 0; b < batch; ++b)
         for (int64_t h = 0; h < heads; ++h)
           for (int64_t i = 0; i < queries; ++i)
-            for (int64_t j = 0; j < keys; ++j, ++from)
-              reduced[static_cast<size_t>(((((s[0] == 1 ? 0 : b) * s[1] + (s[1] == 1 ? 0 : h)) * s[2] + (s[2] == 1 ? 0 : i)) * s[3]) +
-                                          (s[3] == 1 ? 0 : j))] += expected.bias_grad[from];
-      judge("mask_grad", reduced, score_grad / static_cast<double>(keys));
+            for (int64_t j = 0; j < keys; ++j, ++from) {
+              const auto to = static_cast<size_t>(
+                  ((((s[0] == 1 ? 0 : b) * s[1] + (s[1] == 1 ? 0 : h)) * s[2] + (s[2] == 1 ? 0 : i)) * s[3]) + (s[3] == 1 ? 0 : j));
+              reduced[to] += expected.bias_grad[from];
+              decomposed[to] += plain.bias_grad[from];
+              const double row = expected.row_size[from / static_cast<size_t>(keys)];
+              // Keys of a row share the rounding of its sum.
+              const double shared = s[3] != 1 ? expected.probability[from] * row : j == 0 ? row : 0.0;
+              squares[to] += expected.score_size[from] * expected.score_size[from] + shared * shared;
+            }
+      double cancelled = 0;
+      for (double x : squares) cancelled += x;
+      judge("mask_grad", reduced, decomposed, score_grad / static_cast<double>(keys),
+            std::sqrt(cancelled / static_cast<double>(std::max<size_t>(1, count))));
     }
   }
   std::string input_trouble;

@@ -80,13 +80,18 @@ class AttentionRun {
 };
 
 // The reference: contiguous doubles; bias holds -inf where a key is closed; dropped holds the factor of each
-// probability (empty: 1).
+// probability (empty: 1). `rounding`: the dtype that probabilities, their gradients and results are rounded to, as the
+// decomposition into plain operations stores them (f64: not at all).
 struct Reference {
   std::vector<double> out, lse, query_grad, key_grad, value_grad, bias_grad;
+  // How large the terms are that cancel in a gradient, an element each: what a rounding of 1 would do to it if roundings
+  // are independent. score_size (as bias_grad) and row_size (as lse) are those of P * dP and of the sum of out * out_grad.
+  std::vector<double> query_size, key_size, score_size, row_size, probability;
 };
 Reference reference(const SdpaCall& call, const std::vector<double>& query, const std::vector<double>& key,
                     const std::vector<double>& value, const std::vector<double>& bias,
-                    const std::vector<double>& dropped, const std::vector<double>& out_grad, int device);
+                    const std::vector<double>& dropped, const std::vector<double>& out_grad, int device,
+                    DType rounding = DType::f64);
 
 // Fills memory with numbers of about unit size (bool: seven of ten true), fast: for timing.
 void fill_noise(int device, void* stream, const cudnn::TensorForm& form, void* data, uint32_t seed);

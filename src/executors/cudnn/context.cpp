@@ -163,7 +163,7 @@ Claim Context::State::ask_device(const Problem& problem, const Target& target, c
   Problem chosen = cured(problem, opened.version, target.compute_capability);
   if (!refusing_fault(chosen, opened.version, target.compute_capability)) {
     device_plans->forward = plans->find(chosen, Direction::forward, target);
-    if (device_plans->forward && chosen.training) device_plans->backward = plans->find(chosen, Direction::backward, target);
+    if (chosen.training) device_plans->backward = plans->find(chosen, Direction::backward, target);
   }
   if (!device_plans->forward || (chosen.training && !device_plans->backward)) {
     const cuda::ContextGuard guard(cuda::Driver::require(), target.device_index);

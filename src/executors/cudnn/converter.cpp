@@ -100,6 +100,60 @@ extern "C" __global__ void close4(Form bias, const unsigned char* open, const in
   close_all<unsigned>(bias, open, lengths, out, data, lse, rows);
 }
 
+// kind 1: bf16, 2: f16, 3: f32
+__device__ float read_number(const void* data, long long i, int kind) {
+  if (kind == 3) return static_cast<const float*>(data)[i];
+  const unsigned short bits = static_cast<const unsigned short*>(data)[i];
+  if (kind == 1) return __uint_as_float(static_cast<unsigned>(bits) << 16);
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__device__ void write_number(void* data, long long i, int kind, float value) {
+  if (kind == 3) {
+    static_cast<float*>(data)[i] = value;
+    return;
+  }
+  unsigned short bits;
+  if (kind == 2) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  } else {
+    const unsigned word = __float_as_uint(value);
+    bits = value != value ? 0x7fff : static_cast<unsigned short>((word + 0x7fff + (word >> 16 & 1)) >> 16);
+  }
+  static_cast<unsigned short*>(data)[i] = bits;
+}
+// A block of 32 x 8 threads makes 32 elements of a row of `to`, or 1 where the keys are summed too: each thread sums a
+// fixed share, then the shares are added in order.
+extern "C" __global__ void sum_all(Form from, const void* source, Form to, void* target, int kind) {
+  const bool over_keys = to.dims[3] == 1 && from.dims[3] > 1;
+  const long long tiles = over_keys ? 1 : (to.dims[3] + 31) / 32;
+  long long rest = blockIdx.x;
+  const long long tile = rest % tiles;
+  rest /= tiles;
+  const long long q = rest % to.dims[2], h = rest / to.dims[2] % to.dims[1], b = rest / to.dims[2] / to.dims[1];
+  const int lane = threadIdx.x % 32, share = threadIdx.x / 32;
+  const long long key = tile * 32 + lane;
+  const long long batches = to.dims[0] == 1 ? from.dims[0] : 1, heads = to.dims[1] == 1 ? from.dims[1] : 1,
+                  queries = to.dims[2] == 1 ? from.dims[2] : 1;
+  float sum = 0;
+  if (over_keys || key < to.dims[3])
+    for (long long i = share; i < batches * heads * queries; i += 8) {
+      const long long row = offset_of(from, b + i / queries / heads, h + i / queries % heads, q + i % queries, 0);
+      if (!over_keys)
+        sum += read_number(source, row + key * from.strides[3], kind);
+      else
+        for (long long k = lane; k < from.dims[3]; k += 32) sum += read_number(source, row + k * from.strides[3], kind);
+    }
+  __shared__ float parts[256];
+  parts[threadIdx.x] = sum;
+  __syncthreads();
+  if (share != 0 || (over_keys ? lane != 0 : key >= to.dims[3])) return;
+  float total = 0;
+  for (int i = lane; i < 256; i += over_keys ? 1 : 32) total += parts[i];
+  write_number(target, offset_of(to, b, h, q, over_keys ? 0 : key), kind, total);
+}
+
 extern "C" __global__ void open_lse(const float* lse, float* to, long long count) {
   const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   if (i >= count) return;
@@ -203,7 +257,7 @@ const Converter::Loaded& Converter::loaded(int device) {
   const std::string code = compile_cuda(source_text, driver.device(device).compute_capability, cudnn_folder_);
   void* module = driver.load_module(device, code.c_str());
   auto made = std::make_unique<Loaded>();
-  static constexpr const char* names[] = {"mask2", "mask4", "copy2", "copy4", "close2", "close4", "open_lse"};
+  static constexpr const char* names[] = {"mask2", "mask4", "copy2", "copy4", "close2", "close4", "open_lse", "sum_all"};
   for (int i = 0; i < function_count; ++i)
     made->functions[static_cast<size_t>(i)] = driver.function(device, module, names[i]);
   slot = std::move(made);
@@ -229,6 +283,16 @@ void Converter::copy(int device, void* stream, const TensorForm& from, const voi
   void* arguments[] = {&from_form, &from_data, &to_form, &to_data, &count};
   cuda::Driver::require().launch(device, loaded(device).functions[dtype_bytes(to.dtype) == 2 ? copy2 : copy4],
                                  std::min(blocks_for(count, 256), 65535u), 256, stream, arguments);
+}
+
+void Converter::sum(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
+                    void* to_data) {
+  KernelForm from_form(from), to_form(to);
+  int kind = to.dtype == DType::bf16 ? 1 : to.dtype == DType::f16 ? 2 : 3;
+  void* arguments[] = {&from_form, &from_data, &to_form, &to_data, &kind};
+  const int64_t tiles = to.dims[3] == 1 && from.dims[3] > 1 ? 1 : (to.dims[3] + 31) / 32;
+  cuda::Driver::require().launch(device, loaded(device).functions[sum_all],
+                                 blocks_for(to.dims[0] * to.dims[1] * to.dims[2] * tiles, 1), 256, stream, arguments);
 }
 
 void Converter::fill_zero(int device, void* stream, const TensorForm& form, void* data) {

@@ -28,6 +28,10 @@ class Converter {
   void copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
             void* to_data);
 
+  // Sums `from` over the dimensions that are 1 in `to`, in an order that never changes. dtype: bf16, f16 or f32.
+  void sum(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
+           void* to_data);
+
   void fill_zero(int device, void* stream, const TensorForm& form, void* data);
 
   // Rows of the result that have no open key become 0, and their lse -inf. `open` is over the bias's dims (batch, heads,
@@ -39,7 +43,7 @@ class Converter {
   void open_lse(int device, void* stream, const float* lse, float* to, int64_t count);
 
  private:
-  enum Function { mask2, mask4, copy2, copy4, close2, close4, lse, function_count };
+  enum Function { mask2, mask4, copy2, copy4, close2, close4, lse, sum_all, function_count };
   struct Loaded {
     std::array<void*, function_count> functions{};
   };

@@ -238,8 +238,12 @@ void DeviceKernel::run_backward(const RunContext& context, const Backward& t, do
   if (p.bias_gradient)
     slots[slot_bias_grad] = taken.bias_grad ? taken.bias_grad : aligned.output(p.bias_grad, t.mask_grad);
   plans_->backward->execute(context.stream, slots, taken.library, taken.library_bytes);
-  if (p.bias_gradient && taken.bias_grad && t.mask_grad)
-    converter.copy(device_, context.stream, p.bias_grad, taken.bias_grad, p.mask_grad, t.mask_grad);
+  if (p.bias_gradient && taken.bias_grad && t.mask_grad) {
+    if (p.sums_bias_grad())
+      converter.sum(device_, context.stream, p.bias_grad, taken.bias_grad, p.mask_grad, t.mask_grad);
+    else
+      converter.copy(device_, context.stream, p.bias_grad, taken.bias_grad, p.mask_grad, t.mask_grad);
+  }
   aligned.write_back();
 }
 

@@ -13,6 +13,10 @@ constexpr KnownFault table[] = {
     {"long-keys-not-causal", 91300, 91400, 0, Cure::refuse, "bad access with key_len above 1024, not causal",
      "https://github.com/NVIDIA/TransformerEngine/issues/2344",
      [](const Problem& p) { return !p.causal && p.key_len() > 1024; }},
+    {"mask-row-for-all-queries", 90000, newest, 0, Cure::expand_mask,
+     "the backward with a mask of query dim 1 gives wrong gradients, and writes the mask's outside its elements",
+     "benchmarks/results/cudnn_mask_row_h200.txt",
+     [](const Problem& p) { return p.training && p.bias && p.bias->dims[2] == 1 && p.query_len() > 1; }},
     {"masked-half-tile", 90000, newest, 90, Cure::pass_lengths,
      "the second half of the last key tile isn't closed in the backward with a mask",
      "https://github.com/pytorch/pytorch/issues/196678",
@@ -46,11 +50,22 @@ const KnownFault* refusing_fault(const Problem& problem, int version, int comput
 }
 
 Problem cured(Problem problem, int version, int compute_capability) {
-  const KnownFault* fault = find_fault(problem, version, compute_capability);
-  if (!fault || fault->cure == Cure::refuse) return problem;
-  problem.full_lengths = true;
-  problem.steps.push_back("constant sequence lengths passed: " + std::string(fault->what) + ", " +
-                          std::string(fault->link));
+  while (const KnownFault* fault = find_fault(problem, version, compute_capability)) {
+    const std::string why = std::string(fault->what) + ", " + std::string(fault->link);
+    switch (fault->cure) {
+      case Cure::refuse: return problem;
+      case Cure::pass_lengths:
+        problem.full_lengths = true;
+        problem.steps.push_back("constant sequence lengths passed: " + why);
+        break;
+      case Cure::expand_mask:
+        expand_mask_rows(problem);
+        problem.steps.push_back("mask given a row for every query, bias " +
+                                to_string(Dims(problem.bias->dims.begin(), problem.bias->dims.end())) + ": " + why);
+        if (problem.bias_gradient) problem.steps.push_back("mask gradient summed over the queries that share an element");
+        break;
+    }
+  }
   return problem;
 }
 

@@ -1,7 +1,8 @@
 // Faults of cuDNN versions that the library doesn't know of: calls that it accepts and computes wrongly, from public
 // reports. A row says where the fault is and what keeps a call away from it: `pass_lengths` gives the kernel constant
 // sequence lengths, which close the tails of the last tiles (the reports' own way out, and cudnn-frontend's for
-// versions up to 9.15); `refuse` leaves the call to the next executor. Delete a row when no supported version has it.
+// versions up to 9.15); `expand_mask` gives it a mask with a row for every query; `refuse` leaves the call to the next
+// executor. Delete a row when no supported version has it.
 #pragma once
 
 #include <span>
@@ -11,7 +12,7 @@
 
 namespace fulmen::cudnn {
 
-enum class Cure { pass_lengths, refuse };
+enum class Cure { pass_lengths, expand_mask, refuse };
 
 struct KnownFault {
   std::string_view id;
@@ -32,7 +33,7 @@ const KnownFault* find_fault(const Problem& problem, int version, int compute_ca
 // The row that refuses the problem, null if none does.
 const KnownFault* refusing_fault(const Problem& problem, int version, int compute_capability);
 
-// The problem with the cure of its fault applied, the cure being a step that `explain` shows.
+// The problem with the cures of its faults applied, each being a step that `explain` shows.
 Problem cured(Problem problem, int version, int compute_capability);
 
 }  // namespace fulmen::cudnn

@@ -87,11 +87,22 @@ void read_mask(Problem& problem, const SdpaCall& call, const SdpaLayouts& layout
   problem.bias_grad = {mask.dtype, problem.bias->dims, normal_strides(problem.bias->dims, contiguous(problem.bias->dims))};
   problem.mask_grad = {mask.dtype, in.dims, layouts.mask_grad ? four(*layouts.mask_grad) : contiguous(in.dims)};
   problem.mask_grad.strides = normal_strides(in.dims, problem.mask_grad.strides);
-  if (!(problem.bias_grad == problem.mask_grad))
+  if (problem.sums_bias_grad())
+    problem.steps.push_back("mask gradient summed over the keys that share an element");
+  else if (!(problem.bias_grad == problem.mask_grad))
     problem.steps.push_back("mask gradient copied from packed rows into the mask's layout");
 }
 
 }  // namespace
+
+void expand_mask_rows(Problem& problem) {
+  FULMEN_CHECK(problem.bias && problem.bias->dims[2] == 1);
+  Sizes dims = problem.bias->dims;
+  dims[2] = problem.query_len();
+  problem.bias = padded_rows(problem.bias->dtype, dims);
+  if (!problem.bias_gradient) return;
+  problem.bias_grad = {problem.bias_grad.dtype, dims, normal_strides(dims, contiguous(dims))};
+}
 
 int64_t TensorForm::span() const {
   int64_t span = 1;

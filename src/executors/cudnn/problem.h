@@ -67,11 +67,16 @@ struct Problem {
   int64_t key_len() const { return key.dims[2]; }
   bool passes_lengths() const { return key_lengths || full_lengths; }
   bool converts_mask() const { return mask_in && bias && !(*mask_in == *bias); }
+  // The bias gradient has more elements than the mask's: it is summed.
+  bool sums_bias_grad() const { return bias_gradient && bias_grad.dims != mask_grad.dims; }
   bool copies_out_grad() const { return !(out_grad_in == out_grad); }
 };
 
 // Reads a call that passed the rules (rules.h).
 Problem problem_of(const SdpaCall& call, const SdpaLayouts& layouts);
+
+// A mask of query dim 1 becomes a bias with a row for every query, and the bias's gradient is summed over them.
+void expand_mask_rows(Problem& problem);
 
 // All that a plan of this problem bakes in, as words; equal words mean an interchangeable plan.
 std::vector<int64_t> plan_words(const Problem& problem);

@@ -214,6 +214,16 @@ Sentence offsets_fit(const SdpaCall& call, const Target&) {
   if (call.mask && call.query_len() * call.key_len() > limit)
     return "sdpa: a mask with query_len * key_len = " + text(call.query_len() * call.key_len()) +
            ", cudnn's offsets reach " + text(limit);
+  // A mask row that all queries share is expanded for the backward (known_faults.cpp).
+  if (call.training && call.mask && call.query_len() > 1) {
+    const auto held = [&](size_t i) {
+      return call.mask->strides[i] == 0 && !call.mask->requires_grad ? 1 : call.mask->shape[i];
+    };
+    if (held(0) * held(1) * call.query_len() * (call.key_len() + 7) > limit)
+      return "sdpa: a mask for " + text(held(0)) + " batches, " + text(held(1)) +
+             " heads, query_len " + text(call.query_len()) + " and key_len " + text(call.key_len()) +
+             ", cudnn's offsets reach " + text(limit) + " elements";
+  }
   for (const auto& [name, size] : {std::pair{"batch", call.batch()}, {"heads", call.heads()}})
     if (size > 65535)
       return std::string("sdpa: ") + name + " is " + text(size) + ", a launch grid holds 65535";
