@@ -68,8 +68,8 @@ TEST(GpuNumbers, PlainForms) {
            "q=bf16[2,4,128,64] k=bf16[2,4,384,64] causal training", "q=bf16[2,4,384,64] k=bf16[2,4,128,64] causal training",
            "q=bf16[2,4,128,64] k=bf16[2,4,384,64] causal lower_right training",
            "q=bf16[2,4,256,64]{stride=65536,64,256,1} training",
-           "q=bf16[2,4,256,64]{stride=196608,64,768,1} causal training", "q=bf16[2,4,256,64] scale=-0.5 training",
-           "q=bf16[2,4,256,64] scale=0 training", "q=bf16[2,4,1,64] k=bf16[2,4,256,64]",
+           "q=bf16[2,4,256,64]{stride=196608,64,768,1} causal training",
+           "q=bf16[2,4,1,64] k=bf16[2,4,256,64]",
            "q=bf16[2,8,1,128] k=bf16[2,2,300,128]", "q=bf16[2,4,512,64] window=100:0 training",
            "q=bf16[2,4,512,64] window=64:32 training", "q=bf16[2,4,256,64] window=0:0 training",
            "q=bf16[2,4,256,64] window=40:0 causal training"})

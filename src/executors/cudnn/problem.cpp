@@ -216,8 +216,8 @@ void append_call_words(std::vector<int64_t>& words, const SdpaCall& c, const Sdp
   words.push_back(c.is_causal | c.lower_right << 1 | c.training << 2 | c.deterministic << 3);
   words.insert(words.end(), {c.window_left, c.window_right, std::bit_cast<int64_t>(c.dropout_p),
                              std::bit_cast<int64_t>(c.softcap),
-                             // The scale is a run-time value; only whether it is a number counts.
-                             static_cast<int64_t>(c.scale - c.scale == 0.0)});
+                             // The scale is a run-time value; only what the rules ask of it counts.
+                             static_cast<int64_t>(c.scale - c.scale == 0.0) + 2 * static_cast<int64_t>(static_cast<float>(c.scale) > 0.0f)});
   append_type(words, c.query);
   append_type(words, c.key);
   append_type(words, c.value);

@@ -201,6 +201,7 @@ TEST(CudnnRules, EveryRuleRefusesItsSample) {
       {"loadable strides", "q=bf16[2,4,64,64] k=bf16[2,4,64,64]{stride=16384,4096,0,1}", "h200", "repeats one row"},
       {"sensible dropout", "q=bf16[2,4,64,64] dropout=1.0", "h200", "dropout_p is 1"},
       {"finite scale", "q=bf16[2,4,64,64] scale=inf", "h200", "scale is inf"},
+      {"positive scale", "q=bf16[2,4,64,64] scale=-0.5", "h200", "scale is -0.5"},
       {"causal corner", "q=bf16[2,4,64,64] k=bf16[2,4,32,64] causal lower_right", "h200", "cudnn needs at most key_len"},
       {"causal corner", "q=bf16[2,4,64,64] window=8:8 mask=bool[1,1,64,64]", "h200", "a window together with a mask"},
       {"lengths form", "q=bf16[2,4,64,64] lengths mask=bool[1,1,64,64]", "h200", "key_lengths together with a mask"},
