@@ -111,3 +111,14 @@ def test_entry_points_are_installed():
     assert [p.value for p in points.select(group="torch_dynamo_backends", name="fulmen")] == ["fulmen.torch_backend:fulmen_backend"]
     assert [p.value for p in points.select(group="console_scripts", name="fulmen")] == ["fulmen.cli:main"]
     assert "fulmen" in torch._dynamo.list_backends()
+
+
+def test_backend_options_take_names_of_executors():
+    def double(x):
+        return torch.tanh(x) * 2
+
+    x = torch.randn(5)
+    compiled = torch.compile(double, backend="fulmen", options={"executors": ["reference"]})
+    torch.testing.assert_close(compiled(x), double(x))
+    with pytest.raises(Exception, match="there is no executor 'nobody'"):
+        torch.compile(lambda x: torch.tanh(x) + 3, backend="fulmen", options={"executors": ["nobody"]})(x)

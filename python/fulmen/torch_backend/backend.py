@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .._executors import resolve
 from .partition import partition
 from .record import Fallback, Modes, RecordedGraph, record
 from .specialise import Options, Part
@@ -97,6 +98,7 @@ def fulmen_backend(module: torch.fx.GraphModule, example_inputs, *, mode=None, o
     """Compiles one of Dynamo's graphs. `options`: executors, deterministic, skip_passes, keep_texts, specialisations."""
     if not isinstance(options, Options):
         options = Options(**(options or {}))
+        options.executors = resolve(options.executors)
     if _listeners:
         options.keep_texts = True
     report = Report("graph", RecordedGraph())
