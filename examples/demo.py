@@ -50,7 +50,7 @@ def train_step(call, optimizer, tokens, targets) -> float:
 
 def train(call, model, config, data, steps, batch, show=True):
     """(losses, seconds of the first step). Stops early, with what it has, on Ctrl-C."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
     progress = Progress(steps, batch * config.length)
     losses, first = [], 0.0
     try:
