@@ -48,18 +48,21 @@ bool has_own_gradient(const Trace&, const Node& node) {
   return !node.executor.empty() || !std::holds_alternative<ByDecomposition>(op_of(node).gradient);
 }
 
+// Composites that an executor claims, now or already, stay whole.
+Trace decompose_unclaimed(const Trace& trace, const PipelineOptions& options) {
+  return decompose(trace, [&](const Trace& now, const Node& node) {
+    if (!node.executor.empty()) return true;
+    Call call = call_of(now, node);
+    call.deterministic = options.deterministic;
+    return claim_call(call, options.executors, options.target).winner != nullptr;
+  });
+}
+
 // The second half, the same for both directions: from a trace with nothing but forward semantics to claimed nodes.
 Trace lower(Trace trace, const PipelineOptions& options, std::string_view direction, size_t contiguous_outputs, PassRunner& runner,
             std::vector<NodeClaim>& claims) {
   // Whole composites first: an executor that has a kernel for one should see it before it falls apart.
-  trace = runner.run("decompose", trace, [&](const Trace& t) {
-    return decompose(t, [&](const Trace& now, const Node& node) {
-      if (!node.executor.empty()) return true;
-      Call call = call_of(now, node);
-      call.deterministic = options.deterministic;
-      return claim_call(call, options.executors, options.target).winner != nullptr;
-    });
-  }, false);
+  trace = runner.run("decompose", trace, [&](const Trace& t) { return decompose_unclaimed(t, options); }, false);
   trace = canonicalise(std::move(trace), runner);
   // Views before fusion: a fusion reads its operands by their strides.
   trace = runner.run("alias_views", trace, [&](const Trace& t) {
@@ -106,11 +109,7 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
   }, false);
   // Jointly, so that what a gradient rule writes again is found in the forward. Composites that stay whole stay so until
   // their direction is lowered; the others come apart here, or the cut could not choose among their parts.
-  joint.trace = runner.run("decompose", joint.trace, [&](const Trace& t) {
-    return decompose(t, [&](const Trace& now, const Node& node) {
-      return !node.executor.empty() || claim_call(call_of(now, node), options.executors, options.target).winner != nullptr;
-    });
-  }, false);
+  joint.trace = runner.run("decompose", joint.trace, [&](const Trace& t) { return decompose_unclaimed(t, options); }, false);
   joint.trace = canonicalise(std::move(joint.trace), runner);
   // After the adds of gradients stand side by side, before the cut counts bytes.
   joint.trace = runner.run("join_slice_gradients", joint.trace, join_slice_gradients);

@@ -5,10 +5,10 @@ makes views and in-place ops functional; partition.py leaves unknown calls to Py
 set of sizes; bridge.py runs it under autograd.
 """
 
-from .backend import Report, fulmen_backend, last_report, last_traces, listen
+from .backend import Report, fulmen_backend, last_report, listen
 from .record import Fallback, Modes, RecordedGraph, record
 from .specialise import Options
 
 __all__ = [
-    "Fallback", "Modes", "Options", "RecordedGraph", "Report", "fulmen_backend", "last_report", "last_traces", "listen", "record",
+    "Fallback", "Modes", "Options", "RecordedGraph", "Report", "fulmen_backend", "last_report", "listen", "record",
 ]

@@ -54,16 +54,6 @@ def last_report() -> Report | None:
     return _last
 
 
-def last_traces(fn=None) -> dict[str, str]:
-    """The text of the last compiled program after each stage."""
-    if _last is None or not _last.programs:
-        return {}
-    trace, compiled = _last.programs[-1]
-    texts = {"acquire": str(trace)}
-    texts.update((stage.name, stage.text) for stage in compiled.stages)
-    return texts
-
-
 def _announce(report: Report) -> None:
     global _last
     _last = report
