@@ -25,6 +25,17 @@ void* allocate(size_t bytes) {
   return data;
 }
 
+// Small blocks come from malloc, aligned by hand: its caches of freed blocks serve them, those of aligned_alloc don't.
+// The address that malloc gave lies just before the block.
+void* allocate_small(size_t bytes) {
+  void* raw = std::malloc(bytes + BufferPool::alignment + sizeof(void*));
+  if (!raw) throw std::bad_alloc();
+  const auto first = reinterpret_cast<uintptr_t>(raw) + sizeof(void*);
+  void* data = reinterpret_cast<void*>((first + BufferPool::alignment - 1) / BufferPool::alignment * BufferPool::alignment);
+  static_cast<void**>(data)[-1] = raw;
+  return data;
+}
+
 }  // namespace
 
 BufferPool& BufferPool::instance() {
@@ -34,7 +45,7 @@ BufferPool& BufferPool::instance() {
 
 BufferPool::Block BufferPool::take(size_t bytes) {
   const size_t needed = rounded(bytes);
-  if (needed < pooled_bytes) return {allocate(needed), needed};
+  if (needed < pooled_bytes) return {allocate_small(needed), needed};
   {
     const std::lock_guard lock(mutex_);
     // The smallest kept block that fits and isn't more than a quarter too large.
@@ -64,7 +75,7 @@ BufferPool::Block BufferPool::take(size_t bytes) {
 
 void BufferPool::give(Block block) noexcept {
   if (block.bytes < pooled_bytes) {
-    std::free(block.data);
+    std::free(static_cast<void**>(block.data)[-1]);
     return;
   }
   const std::lock_guard lock(mutex_);

@@ -75,6 +75,14 @@ std::span<PyObject* const> items_of(nb::handle sequence, const char* what) {
   throw TypeError(std::string(what) + ": a list or tuple is needed, found " + Py_TYPE(sequence.ptr())->tp_name);
 }
 
+PyObject* tuple_of(std::vector<nb::object>& objects) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(objects.size()));
+  if (!tuple) throw nb::python_error();
+  for (size_t i = 0; i < objects.size(); ++i)
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), objects[i].is_valid() ? objects[i].release().ptr() : Py_NewRef(Py_None));
+  return tuple;
+}
+
 void Saved::release() {
   host = PoolBuffer();
   device = DeviceMemory();

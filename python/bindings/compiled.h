@@ -75,6 +75,9 @@ std::shared_ptr<const CompiledTrace> compile_trace(const Trace& trace, const Com
 // What all programs report their times to while it is set; null otherwise.
 void set_active_profile(Profile* profile);
 
+// A new tuple that takes the objects; null ones become None.
+PyObject* tuple_of(std::vector<nb::object>& objects);
+
 // The items of a Python list or tuple; TypeError that names `what` for anything else.
 std::span<PyObject* const> items_of(nb::handle sequence, const char* what);
 

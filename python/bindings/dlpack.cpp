@@ -1,5 +1,6 @@
 #include "dlpack.h"
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -99,7 +100,9 @@ struct OwnedTensor {
   dlpack::ManagedTensor managed{};
   BufferPool::Block block;
   dlpack::ManagedTensor* inner = nullptr;
-  std::vector<int64_t> dims;  // shape, then strides
+  static constexpr size_t inline_dims = 12;
+  int64_t dims[inline_dims];             // shape, then strides
+  std::unique_ptr<int64_t[]> many_dims;  // of tensors of higher rank
 
   static void destroy(dlpack::ManagedTensor* self) {
     auto* owned = static_cast<OwnedTensor*>(self->context);
@@ -111,8 +114,14 @@ struct OwnedTensor {
 
 std::unique_ptr<OwnedTensor> describe(const TensorType& type) {
   auto owned = std::make_unique<OwnedTensor>();
-  owned->dims = type.shape;
-  owned->dims.insert(owned->dims.end(), type.strides.begin(), type.strides.end());
+  const size_t rank = type.shape.size();
+  int64_t* dims = owned->dims;
+  if (2 * rank > OwnedTensor::inline_dims) {
+    owned->many_dims = std::make_unique<int64_t[]>(2 * rank);
+    dims = owned->many_dims.get();
+  }
+  std::copy(type.shape.begin(), type.shape.end(), dims);
+  std::copy(type.strides.begin(), type.strides.end(), dims + rank);
   dlpack::ManagedTensor& managed = owned->managed;
   managed.version = dlpack::our_version;
   managed.context = owned.get();
@@ -120,8 +129,8 @@ std::unique_ptr<OwnedTensor> describe(const TensorType& type) {
   managed.tensor.device = dlpack_device(type.device);
   managed.tensor.rank = type.rank();
   managed.tensor.dtype = dlpack_dtype(type.dtype);
-  managed.tensor.shape = owned->dims.data();
-  managed.tensor.strides = owned->dims.data() + type.rank();
+  managed.tensor.shape = dims;
+  managed.tensor.strides = dims + rank;
   return owned;
 }
 
@@ -185,7 +194,8 @@ PyTypeObject* exporter_type() {
                                 {Py_tp_dealloc, reinterpret_cast<void*>(exporter_dealloc)},
                                 {0, nullptr}};
   static PyType_Spec spec{"fulmen._core.Exporter", sizeof(Exporter), 0, Py_TPFLAGS_DEFAULT, slots};
-  static PyTypeObject* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  static PyTypeObject* type = nullptr;  // under the GIL; no initialiser, whose guard could wait for the GIL
+  if (!type) type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   if (!type) throw PythonError();
   return type;
 }
@@ -249,12 +259,20 @@ std::unique_ptr<Framework> find_framework(PyTypeObject* type) {
 const Framework* lookup(PyObject* object) {
   // Types are few and live long; an entry keeps its type alive so that its address isn't used again.
   static auto* known = new std::unordered_map<PyTypeObject*, std::unique_ptr<Framework>>();
+  static PyTypeObject* last_type = nullptr;
+  static const Framework* last = nullptr;
   PyTypeObject* type = Py_TYPE(object);
-  const auto at = known->find(type);
-  if (at != known->end()) return at->second.get();
-  auto found = find_framework(type);
-  Py_INCREF(reinterpret_cast<PyObject*>(type));
-  return known->emplace(type, std::move(found)).first->second.get();
+  if (type == last_type) return last;
+  auto at = known->find(type);
+  if (at == known->end()) {
+    auto found = find_framework(type);  // runs Python code: another thread may have been here meanwhile
+    const auto [place, is_new] = known->emplace(type, std::move(found));
+    if (is_new) Py_INCREF(reinterpret_cast<PyObject*>(type));
+    at = place;
+  }
+  last_type = type;
+  last = at->second.get();
+  return last;
 }
 
 }  // namespace

@@ -64,6 +64,21 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 }  // namespace
 
+PyObject* raise_python() {
+  try {
+    throw;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const Error&) {
+    translate(std::current_exception(), nullptr);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
 void bind_errors(nb::module_& m) {
   ErrorClasses& c = classes();
   c.base = make_class(m, "Error", "What Fulmen raises; its subclasses say which kind.", PyExc_Exception);

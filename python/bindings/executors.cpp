@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <filesystem>
 
 #include "bindings.h"
@@ -32,8 +33,14 @@ std::vector<std::string> vendor_library_folders() {
 }  // namespace
 
 const ExecutorList& default_list() {
-  static const ExecutorList* list = new ExecutorList(default_executors(vendor_library_folders()));
-  return *list;
+  // Looking for folders runs Python code, in which another thread may get the GIL and come here too: the guard of a
+  // static with an initialiser would then wait for a thread that waits for the GIL. The first to finish wins.
+  static std::atomic<const ExecutorList*> list{nullptr};
+  if (const ExecutorList* made = list.load(std::memory_order_acquire)) return *made;
+  auto mine = std::make_unique<const ExecutorList>(default_executors(vendor_library_folders()));
+  const ExecutorList* none = nullptr;
+  if (list.compare_exchange_strong(none, mine.get(), std::memory_order_acq_rel)) return *mine.release();
+  return *none;
 }
 
 ExecutorList executors_of(nb::handle executors) {

@@ -14,6 +14,7 @@ NB_MODULE(_core, m) {
   fulmen::python::bind_python_executor(m);
   fulmen::python::bind_claims(m);
   fulmen::python::bind_compile(m);
+  fulmen::python::bind_autograd(m);
   fulmen::python::bind_sdpa(m);
   fulmen::python::bind_replay(m);
   fulmen::bind_tracing(m);

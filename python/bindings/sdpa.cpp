@@ -1,15 +1,18 @@
-// The binding of attention's own entry: a fast call for the plain case (no gradient, no autocast), and a general one
-// that python/fulmen/attention.py builds autograd on.
+// The binding of attention's own entries: a short one for fulmen.sdpa as it is mostly called, and one with every option.
+// Gradients are recorded here too (autograd.h); autocast, dropout's seed and what is no plain tensor are dealt with in
+// python/fulmen/_attention.py before it calls again.
 #include "sdpa.h"
 
 #include <cmath>
 
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "autograd.h"
 #include "bindings.h"
 #include "core/error.h"
+#include "python_error.h"
+#include "torch_state.h"
 
 namespace fulmen::python {
 namespace {
@@ -18,41 +21,11 @@ constexpr const char* argument_names[sdpa_operand_count] = {
     "sdpa: query", "sdpa: key", "sdpa: value", "sdpa: attn_mask", "sdpa: sink", "sdpa: alibi_slopes",
     "sdpa: query_offsets", "sdpa: key_offsets", "sdpa: key_lengths", "sdpa: seed"};
 
-// What the fast call asks PyTorch: looked up once.
-struct TorchState {
-  PyObject* tensor_type = nullptr;
-  PyObject* parameter_type = nullptr;
-  PyObject* is_grad_enabled = nullptr;
-  PyObject* is_any_autocast_enabled = nullptr;
-  PyObject* requires_grad = nullptr;
-
-  bool usable(PyObject* object) const {
-    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-    return type == tensor_type || type == parameter_type;
-  }
-};
-
-bool ask(PyObject* function) {
-  PyObject* answer = PyObject_CallNoArgs(function);
-  if (!answer) throw nb::python_error();
-  const bool yes = answer != Py_False;
-  Py_DECREF(answer);
-  return yes;
-}
-
-bool has_grad(const TorchState& state, PyObject* tensor) {
-  PyObject* answer = PyObject_GetAttr(tensor, state.requires_grad);
-  if (!answer) throw nb::python_error();
-  const bool yes = answer != Py_False;
-  Py_DECREF(answer);
-  return yes;
-}
-
 // Everything that outlives a call, kept with the module.
 struct SdpaContext {
   SdpaCache cache;
-  TorchState torch;
-  ExecutorList executors;  // empty: the default list
+  PyObject* function = nullptr;  // the torch.autograd.Function
+  ExecutorList executors;        // empty: the default list
   const ExecutorList& list() const { return executors.empty() ? default_list() : executors; }
 };
 
@@ -65,147 +38,197 @@ void check_number(double value, const char* name) {
   if (std::isnan(value)) throw ShapeError(std::string("sdpa: ") + name + " is NaN");
 }
 
-// The plain call. NotImplemented where the general path has to decide: a gradient is wanted, autocast is on, dropout
-// needs a seed, or an operand is no plain tensor.
+// One call, its tensors read: what both entries fill and run() takes.
+struct SdpaCallArguments {
+  TensorReader reader;
+  SdpaRequest request;
+  std::array<TensorView, sdpa_operand_count> views;  // of the operands that are given, in order
+  std::array<PyObject*, sdpa_operand_count> objects;
+  size_t count = 0;
+  bool any_grad = false;
+
+  void add(size_t operand, PyObject* object, bool needs_grad) {
+    request.views[operand] = reader.read(object, argument_names[operand]);
+    request.given[operand] = true;
+    request.needs_grad[operand] = needs_grad;
+    any_grad |= needs_grad;
+    views[count] = request.views[operand];
+    objects[count++] = object;
+  }
+  std::span<const TensorView> given_views() const { return {views.data(), count}; }
+  std::span<PyObject* const> given_objects() const { return {objects.data(), count}; }
+};
+
+// What the backward of one call needs beside its saved tensors.
+class SdpaBackward : public BackwardState {
+ public:
+  SdpaBackward(std::shared_ptr<const SdpaEntry> entry, std::unique_ptr<Saved> saved) : entry_(std::move(entry)), saved_(std::move(saved)) {}
+
+  PyObject* backward(PyObject* tensors, PyObject* const* grads, Py_ssize_t count) override {
+    std::vector<nb::object> results = entry_->compiled->backward(*saved_, {grads, static_cast<size_t>(count)}, items_of(tensors, "saved tensors"));
+    if (!torch_state().keeps_graph()) saved_->release();
+    return tuple_of(results);
+  }
+
+ private:
+  std::shared_ptr<const SdpaEntry> entry_;
+  std::unique_ptr<Saved> saved_;
+};
+
+class SdpaForward : public PendingForward {
+ public:
+  SdpaForward(const std::shared_ptr<const SdpaEntry>& entry, const SdpaCallArguments& arguments) : entry_(entry), arguments_(arguments) {}
+
+  Result run() override {
+    const Compiled& compiled = *entry_->compiled;
+    Compiled::Results made =
+        compiled.forward_unchecked(framework_of(arguments_.objects[0]), arguments_.given_views(), arguments_.given_objects(), false);
+    Result result;
+    const std::vector<int>& inputs = compiled.trace().backward_saved_inputs;
+    const std::vector<int>& outputs = compiled.saved_outputs();
+    result.saved = PyTuple_New(static_cast<Py_ssize_t>(inputs.size() + outputs.size()));
+    if (!result.saved) throw PythonError();
+    Py_ssize_t next = 0;
+    for (int i : inputs) PyTuple_SET_ITEM(result.saved, next++, Py_NewRef(arguments_.objects[static_cast<size_t>(i)]));
+    for (int i : outputs) PyTuple_SET_ITEM(result.saved, next++, made.outputs[static_cast<size_t>(i)].inc_ref().ptr());
+    result.state = std::make_unique<SdpaBackward>(entry_, std::move(made.saved));
+    result.outputs = made.outputs.size() == 1 ? made.outputs[0].release().ptr() : tuple_of(made.outputs);
+    return result;
+  }
+
+ private:
+  const std::shared_ptr<const SdpaEntry>& entry_;
+  const SdpaCallArguments& arguments_;
+};
+
+// The result of a call: a tensor, or (result, log-sum-exp).
+PyObject* run(SdpaCallArguments& arguments, const std::shared_ptr<const SdpaEntry>& entry) {
+  if (arguments.any_grad) return SdpaForward(entry, arguments).apply(context().function, arguments.objects.data(), arguments.count);
+  Compiled::Results results =
+      entry->compiled->forward_unchecked(framework_of(arguments.objects[0]), arguments.given_views(), arguments.given_objects(), false);
+  return results.outputs.size() == 1 ? results.outputs[0].release().ptr() : tuple_of(results.outputs);
+}
+
+bool as_bool(PyObject* object, bool& value) {
+  value = object == Py_True;
+  return PyBool_Check(object);
+}
+
+bool as_number(PyObject* object, double& value) {
+  if (PyFloat_CheckExact(object)) {
+    value = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  if (!PyLong_CheckExact(object)) return false;
+  value = PyLong_AsDouble(object);
+  if (value != -1.0 || !PyErr_Occurred()) return true;
+  PyErr_Clear();
+  return false;
+}
+
+// Tensors are plain and no transform is on: the fast entries may take the call.
+bool takes(PyObject* const* tensors, size_t count) {
+  const TorchState& torch = torch_state();
+  if (!torch.loaded()) return false;
+  for (size_t i = 0; i < count; ++i)
+    if (tensors[i] == Py_None ? i < 3 : !torch.is_plain(tensors[i])) return false;
+  return !torch.is_transformed();
+}
+
+void read_tensors(SdpaCallArguments& arguments, PyObject* const* tensors, size_t count) {
+  const TorchState& torch = torch_state();
+  const bool recorded = torch.grad_enabled();
+  for (size_t i = 0; i < count; ++i)
+    if (tensors[i] != Py_None) arguments.add(i, tensors[i], recorded && torch.requires_grad(tensors[i]));
+  const Device device = arguments.views[0].device;
+  for (size_t i = 1; i < count; ++i)
+    if (arguments.request.given[i] && !(arguments.request.views[i].device == device))
+      throw TypeError(std::string(argument_names[i]) + " is on " + to_string(arguments.request.views[i].device) + ", query is on " +
+                      to_string(device) + "; all must be on one device");
+}
+
+// The plain call. NotImplemented where the general path has to decide or to explain: autocast or a transform is on, an
+// operand is no plain tensor, nobody claims the call.
 PyObject* sdpa_plain(PyObject*, PyObject* const* args, Py_ssize_t count) {
   // query, key, value, attn_mask, is_causal, scale, enable_gqa
-  const TorchState& torch = context().torch;
-  if (count != 7 || !torch.usable(args[0]) || !torch.usable(args[1]) || !torch.usable(args[2]) ||
-      (args[3] != Py_None && !torch.usable(args[3])) || !PyBool_Check(args[4]) || !PyBool_Check(args[6]) ||
-      !(args[5] == Py_None || PyFloat_Check(args[5]) || PyLong_Check(args[5])))
-    Py_RETURN_NOTIMPLEMENTED;
-  if (torch.is_any_autocast_enabled && ask(torch.is_any_autocast_enabled)) Py_RETURN_NOTIMPLEMENTED;
-  const bool has_mask = args[3] != Py_None;
-  if ((has_grad(torch, args[0]) || has_grad(torch, args[1]) || has_grad(torch, args[2]) || (has_mask && has_grad(torch, args[3]))) &&
-      ask(torch.is_grad_enabled))
-    Py_RETURN_NOTIMPLEMENTED;
-  TensorReader reader;
-  SdpaRequest request;
-  std::array<TensorView, 4> views;
-  std::array<PyObject*, 4> objects;
-  size_t used = 0;
-  for (size_t i = 0; i < (has_mask ? 4u : 3u); ++i) {
-    request.views[i] = reader.read(args[i], argument_names[i]);
-    request.given[i] = true;
-    views[used] = request.views[i];
-    objects[used++] = args[i];
-  }
-  request.options.is_causal = args[4] == Py_True;
-  request.options.enable_gqa = args[6] == Py_True;
-  if (args[5] != Py_None) {
-    request.options.scale = PyFloat_AsDouble(args[5]);
-    request.options.has_scale = true;
-    check_number(request.options.scale, "scale");
-  }
-  const std::shared_ptr<const SdpaEntry> entry = context().cache.find(request, context().list());
-  Compiled::Results results = entry->compiled->forward_unchecked(framework_of(args[0]), {views.data(), used}, {objects.data(), used}, false);
-  return results.outputs[0].release().ptr();
-}
-
-PyObject* sdpa_plain_entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  // A C function has no translator of errors; the general path meets the same error and raises it.
   try {
-    return sdpa_plain(self, args, count);
-  } catch (const std::exception&) {
-    Py_RETURN_NOTIMPLEMENTED;
+    SdpaCallArguments arguments;
+    SdpaOptions& options = arguments.request.options;
+    std::shared_ptr<const SdpaEntry> entry;
+    try {
+      if (count != 7 || !as_bool(args[4], options.is_causal) || !as_bool(args[6], options.enable_gqa)) Py_RETURN_NOTIMPLEMENTED;
+      if (args[5] != Py_None) {
+        if (!as_number(args[5], options.scale)) Py_RETURN_NOTIMPLEMENTED;
+        options.has_scale = true;
+        check_number(options.scale, "scale");
+      }
+      if (!takes(args, 4)) Py_RETURN_NOTIMPLEMENTED;
+      read_tensors(arguments, args, 4);
+      options.deterministic = torch_state().deterministic();
+      entry = context().cache.find(arguments.request, context().list());
+    } catch (const std::exception&) {
+      Py_RETURN_NOTIMPLEMENTED;  // the general path meets the same error and raises it
+    }
+    return run(arguments, entry);
+  } catch (...) {
+    return raise_python();
   }
 }
 
-// The general call: `operands` in the order of ops/sdpa_call.h, None where absent.
-nb::object sdpa_call(nb::handle operands, std::vector<bool> needs_grad, bool is_causal, bool lower_right, bool enable_gqa,
-                     int64_t window_left, int64_t window_right, double dropout_p, nb::handle scale, double softcap, bool with_lse,
-                     bool deterministic, nb::handle executors) {
-  const std::span<PyObject* const> items = items_of(operands, "sdpa: operands");
-  if (items.size() != sdpa_operand_count || needs_grad.size() != sdpa_operand_count)
-    throw TypeError("sdpa: " + std::to_string(sdpa_operand_count) + " operands are needed, " + std::to_string(items.size()) + " given");
-  TensorReader reader;
-  SdpaRequest request;
-  std::vector<PyObject*> objects;
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (items[i] == Py_None) continue;
-    request.views[i] = reader.read(items[i], argument_names[i]);
-    request.given[i] = true;
-    request.needs_grad[i] = needs_grad[i];
-    objects.push_back(items[i]);
+// The general call: the operands in the order of ops/sdpa_call.h, None where absent, then is_causal, lower_right,
+// enable_gqa, window_left, window_right, dropout_p, scale, softcap, with_lse, deterministic, executors (None: the default
+// list), prepared. `prepared`: the caller has dealt with autocast and transforms. NotImplemented as above, if not prepared.
+PyObject* sdpa_call(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  try {
+    if (count != sdpa_operand_count + 12) throw TypeError("sdpa: " + std::to_string(sdpa_operand_count + 12) + " arguments are needed, " + std::to_string(count) + " given");
+    PyObject* const* option = args + sdpa_operand_count;
+    const bool prepared = option[11] == Py_True;
+    SdpaCallArguments arguments;
+    SdpaOptions& o = arguments.request.options;
+    std::shared_ptr<const SdpaEntry> entry;
+    try {
+      double left = -1, right = -1;
+      const bool understood = as_bool(option[0], o.is_causal) && as_bool(option[1], o.lower_right) && as_bool(option[2], o.enable_gqa) &&
+                              as_number(option[3], left) && as_number(option[4], right) && as_number(option[5], o.dropout_p) &&
+                              as_number(option[7], o.softcap) && as_bool(option[8], o.with_lse);
+      if (understood && option[6] != Py_None) o.has_scale = true;
+      if (!understood || (o.has_scale && !as_number(option[6], o.scale))) {
+        if (!prepared) Py_RETURN_NOTIMPLEMENTED;
+        throw TypeError("sdpa: an option is of another type than its documentation says");
+      }
+      o.window_left = static_cast<int64_t>(left);
+      o.window_right = static_cast<int64_t>(right);
+      check_number(o.scale, "scale");
+      check_number(o.dropout_p, "dropout_p");
+      check_number(o.softcap, "softcap");
+      if (!prepared && !takes(args, sdpa_operand_count)) Py_RETURN_NOTIMPLEMENTED;
+      for (size_t i = 0; i < 3; ++i)
+        if (args[i] == Py_None) throw TypeError(std::string(argument_names[i]) + " is None; a tensor is needed");
+      read_tensors(arguments, args, sdpa_operand_count);
+      o.deterministic = option[9] == Py_None ? torch_state().deterministic() : PyObject_IsTrue(option[9]) == 1;
+      if (option[10] == Py_None) entry = context().cache.find(arguments.request, context().list());
+      else entry = context().cache.find(arguments.request, executors_of(option[10]));
+    } catch (const std::exception&) {
+      if (prepared) throw;
+      Py_RETURN_NOTIMPLEMENTED;
+    }
+    return run(arguments, entry);
+  } catch (...) {
+    return raise_python();
   }
-  for (size_t i = 0; i < 3; ++i)
-    if (!request.given[i]) throw TypeError(std::string(argument_names[i]) + " is None; a tensor is needed");
-  for (size_t i = 1; i < items.size(); ++i)
-    if (request.given[i] && !(request.views[i].device == request.views[0].device))
-      throw TypeError(std::string(argument_names[i]) + " is on " + to_string(request.views[i].device) + ", query is on " +
-                      to_string(request.views[0].device) + "; all must be on one device");
-  SdpaOptions& o = request.options;
-  o.is_causal = is_causal;
-  o.lower_right = lower_right;
-  o.enable_gqa = enable_gqa;
-  o.window_left = window_left;
-  o.window_right = window_right;
-  o.dropout_p = dropout_p;
-  o.softcap = softcap;
-  o.with_lse = with_lse;
-  o.deterministic = deterministic;
-  if (!scale.is_none()) {
-    o.scale = nb::cast<double>(scale);
-    o.has_scale = true;
-    check_number(o.scale, "scale");
-  }
-  check_number(dropout_p, "dropout_p");
-  check_number(softcap, "softcap");
-  std::shared_ptr<const SdpaEntry> entry;
-  if (executors.is_none()) {
-    entry = context().cache.find(request, context().list());
-  } else {
-    SdpaCache once(1);
-    entry = once.find(request, executors_of(executors));
-  }
-  std::vector<TensorView> views;
-  for (int operand : entry->operands) views.push_back(request.views[static_cast<size_t>(operand)]);
-  Compiled::Results results = entry->compiled->forward_unchecked(framework_of(items[0]), views, objects, false);
-  nb::list outputs;
-  for (nb::object& output : results.outputs) outputs.append(std::move(output));
-  nb::object saved = results.saved ? nb::cast(results.saved.release(), nb::rv_policy::take_ownership) : nb::object(nb::none());
-  return nb::make_tuple(outputs, saved, nb::cast(std::const_pointer_cast<SdpaEntry>(entry)));
 }
 
-PyMethodDef plain_method{"sdpa_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(sdpa_plain_entry)), METH_FASTCALL,
-                         "sdpa without gradients, or NotImplemented"};
+PyMethodDef call_method{"sdpa_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(sdpa_call)), METH_FASTCALL,
+                        "attention with every option, or NotImplemented"};
+PyMethodDef plain_method{"sdpa_plain", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(sdpa_plain)), METH_FASTCALL,
+                         "sdpa, or NotImplemented"};
 
 }  // namespace
 
 void bind_sdpa(nb::module_& m) {
-  nb::class_<SdpaEntry>(m, "SdpaEntry", "The program of one kind of attention call")
-      .def_ro("operands", &SdpaEntry::operands)
-      .def_prop_ro("saved_operands",
-                   [](const SdpaEntry& entry) {
-                     std::vector<int> operands;
-                     for (int input : entry.compiled->trace().backward_saved_inputs)
-                       operands.push_back(entry.operands[static_cast<size_t>(input)]);
-                     return operands;
-                   })
-      .def_prop_ro("saved_outputs", [](const SdpaEntry& entry) { return entry.compiled->saved_outputs(); })
-      .def_prop_ro("compiled", [](const SdpaEntry& entry) -> const Compiled& { return *entry.compiled; }, nb::rv_policy::reference_internal)
-      // One gradient an operand, None where there is none.
-      .def(
-          "backward",
-          [](const SdpaEntry& entry, Saved& saved, nb::handle grads, nb::handle inputs, bool release) {
-            std::vector<nb::object> results = entry.compiled->backward(saved, items_of(grads, "grads"), items_of(inputs, "inputs"));
-            if (release) saved.release();
-            nb::list list;
-            for (int i = 0; i < sdpa_operand_count; ++i) list.append(nb::none());
-            for (size_t i = 0; i < results.size(); ++i) list[static_cast<size_t>(entry.operands[i])] = std::move(results[i]);
-            return list;
-          },
-          nb::arg("saved"), nb::arg("grads"), nb::arg("inputs"), nb::arg("release"));
-  m.def("sdpa_call", sdpa_call, nb::arg("operands"), nb::arg("needs_grad"), nb::arg("is_causal"), nb::arg("lower_right"),
-        nb::arg("enable_gqa"), nb::arg("window_left"), nb::arg("window_right"), nb::arg("dropout_p"), nb::arg("scale").none(),
-        nb::arg("softcap"), nb::arg("with_lse"), nb::arg("deterministic"), nb::arg("executors").none());
-  m.def("sdpa_use_torch", [](nb::handle tensor_type, nb::handle parameter_type, nb::handle is_grad_enabled, nb::handle autocast) {
-    TorchState& torch = context().torch;
-    torch.tensor_type = tensor_type.inc_ref().ptr();
-    torch.parameter_type = parameter_type.inc_ref().ptr();
-    torch.is_grad_enabled = is_grad_enabled.inc_ref().ptr();
-    torch.is_any_autocast_enabled = autocast.is_none() ? nullptr : autocast.inc_ref().ptr();
-    torch.requires_grad = PyUnicode_InternFromString("requires_grad");
+  m.def("sdpa_use_torch", [](nb::handle function) {
+    torch_state().load();
+    context().function = function.inc_ref().ptr();
   });
   m.def("sdpa_use_executors", [](nb::handle executors) {
     context().executors = executors.is_none() ? ExecutorList() : executors_of(executors);
@@ -221,6 +244,7 @@ void bind_sdpa(nb::module_& m) {
     return info;
   });
   m.def("sdpa_cache_clear", [] { context().cache.clear(); });
+  m.attr("sdpa_call") = nb::steal(PyCFunction_NewEx(&call_method, nullptr, nullptr));
   m.attr("sdpa_plain") = nb::steal(PyCFunction_NewEx(&plain_method, nullptr, nullptr));
 }
 

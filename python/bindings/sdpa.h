@@ -1,6 +1,6 @@
 // Attention called alone: one-op programs, compiled once for each kind of call and kept. A kind is everything that is
-// baked into a program: dtypes, shapes, strides, devices, gradient needs and every option. Used by sdpa.cpp (the
-// binding); the Python side (python/fulmen/attention.py) adds autograd, autocast and the random seed.
+// baked into a program: dtypes, shapes, strides, devices, gradient needs, every option and the executors that were asked.
+// Used by sdpa.cpp (the binding); the Python side (python/fulmen/_attention.py) adds autocast and the random seed.
 #pragma once
 
 #include <array>
@@ -61,11 +61,12 @@ class SdpaCache {
   };
   struct Slot {
     Key key;
+    ExecutorList executors;
     std::shared_ptr<const SdpaEntry> entry;
     std::shared_ptr<const UnsupportedError> refused;  // kept too: on a GPU the caller falls back, and asks often
   };
   static std::shared_ptr<const SdpaEntry> entry_of(const Slot& slot);
-  static void write_key(const SdpaRequest& request, Key& key);
+  static void write_key(const SdpaRequest& request, const ExecutorList& executors, Key& key);
 
   size_t limit_;
   std::list<Slot> order_;  // most recently used first

@@ -75,8 +75,11 @@ size_t SdpaCache::KeyHash::operator()(const Key& key) const {
   return hash;
 }
 
-void SdpaCache::write_key(const SdpaRequest& request, Key& key) {
+void SdpaCache::write_key(const SdpaRequest& request, const ExecutorList& executors, Key& key) {
   key.clear();
+  // A slot keeps its executors alive, so an address names one executor.
+  key.push_back(static_cast<int64_t>(executors.size()));
+  for (const auto& executor : executors) key.push_back(reinterpret_cast<int64_t>(executor.get()));
   const SdpaOptions& o = request.options;
   key.push_back(o.is_causal | o.lower_right << 1 | o.enable_gqa << 2 | o.deterministic << 3 | o.with_lse << 4 | o.has_scale << 5);
   key.push_back(o.window_left);
@@ -122,7 +125,7 @@ std::shared_ptr<const SdpaEntry> SdpaCache::entry_of(const Slot& slot) {
 }
 
 std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, const ExecutorList& executors) {
-  write_key(request, scratch_);
+  write_key(request, executors, scratch_);
   if (!order_.empty() && order_.front().key == scratch_) {
     ++hits;
     return entry_of(order_.front());
@@ -152,12 +155,13 @@ std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, con
   try {
     compiled = compile_trace(trace, options);
   } catch (const UnsupportedError&) {
+    nb::gil_scoped_release unlocked;  // an executor's own lock may be held by a thread that waits for the GIL
     refused = std::make_shared<const UnsupportedError>(refusal_of(trace, options));
   }
   if (compiled) entry->compiled = std::make_unique<const Compiled>(std::move(compiled), options.target);
   ++builds;
   if (const auto at = entries_.find(key); at != entries_.end()) return entry_of(*at->second);  // another thread was faster
-  order_.push_front({key, entry, std::move(refused)});
+  order_.push_front({key, executors, entry, std::move(refused)});
   entries_.emplace(key, order_.begin());
   while (entries_.size() > limit_) {
     entries_.erase(order_.back().key);

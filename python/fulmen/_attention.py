@@ -1,25 +1,26 @@
 """Attention called by itself: `fulmen.sdpa` with PyTorch's semantics, `fulmen.attention` with everything the op has.
 
 A call is compiled once for each kind (dtypes, shapes, strides, options) and kept in C++; this file adds what belongs to
-PyTorch: autograd, autocast and the random seed. The meaning of every option stands in src/ops/sdpa_call.h.
+PyTorch: autocast, the random seed, and what is no plain tensor. Gradients are recorded in C++ (bindings/autograd.h). The meaning of every option stands in src/ops/sdpa_call.h.
 """
 
 import warnings
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fulmen import _core
+from fulmen._autograd import make_function
 from fulmen._core import ShapeError, TypeError, UnsupportedError
+from fulmen._executors import resolve
 
 _torch_sdpa = F.scaled_dot_product_attention
 _plain = _core.sdpa_plain
+_run = _core.sdpa_call
 _core.sdpa_use_torch(
-    torch.Tensor,
-    torch.nn.Parameter,
-    torch.is_grad_enabled,
-    getattr(torch._C, "_is_any_autocast_enabled", None) or torch.is_autocast_enabled,
+    make_function("Sdpa", "fulmen.sdpa: second derivatives are not supported; use torch.nn.functional.scaled_dot_product_attention for them")
 )
 _core.rescan_openmp_runtime()
 _plain_types = (torch.Tensor, torch.nn.Parameter)
@@ -77,19 +78,30 @@ def attention(
     (batch,), keys from there on are closed. return_lse: also give the log-sum-exp of each row, (..., heads, query_len)
     float32, as a second result. deterministic: None follows torch.use_deterministic_algorithms.
     """
-    if causal_corner not in ("upper_left", "lower_right"):
+    if causal_corner not in _corners:
         raise ShapeError(f"attention: causal_corner is {causal_corner!r}; 'upper_left' or 'lower_right' is needed")
     left, right = _window(window)
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         given, absent = ("cu_seqlens_q", "cu_seqlens_k") if cu_seqlens_k is None else ("cu_seqlens_k", "cu_seqlens_q")
         raise TypeError(f"attention: {given} is given and {absent} is not; packed sequences need both")
-    options = _Options(
-        bool(is_causal), causal_corner == "lower_right", bool(enable_gqa), left, right, float(softcap), bool(return_lse),
-        deterministic, _handles(executors),
-    )
+    lower_right = causal_corner == "lower_right"
+    handles = None if executors is None else resolve(executors)
+    if dropout_p == 0.0 and not is_compiling():
+        out = _run(
+            q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, None, is_causal, lower_right, enable_gqa, left,
+            right, 0.0, scale, softcap, return_lse, deterministic, handles, False,
+        )  # fmt: skip
+        if out is not NotImplemented:
+            return out
+    tensors = (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths)
+    options = _Options(bool(is_causal), lower_right, bool(enable_gqa), left, right, float(softcap), bool(return_lse), deterministic, handles)
     if is_compiling():
-        return _with_torch("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
-    return _call("attention", (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths), dropout_p, scale, options)
+        return _with_torch("attention", tensors, dropout_p, scale, options)
+    return _call("attention", tensors, dropout_p, scale, options)
+
+
+_corners = ("upper_left", "lower_right")
+_no_window = (-1, -1)
 
 
 class _Options:
@@ -103,17 +115,9 @@ class _Options:
         self.deterministic, self.executors = deterministic, executors
 
 
-def _handles(executors):
-    if executors is None:
-        return None
-    from fulmen._executors import resolve
-
-    return resolve(executors)
-
-
 def _window(window):
     if window is None:
-        return -1, -1
+        return _no_window
     if isinstance(window, int):
         window = (window, window)
     left, right = window
@@ -124,7 +128,7 @@ def _call(name, tensors, dropout_p, scale, options):
     q = tensors[0]
     fake = False
     for tensor, argument in zip(tensors, _names):
-        if tensor is None:
+        if tensor is None and argument not in ("q", "k", "v"):
             continue
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: {argument} is a {type(tensor).__name__}; a torch.Tensor is needed")
@@ -138,37 +142,51 @@ def _call(name, tensors, dropout_p, scale, options):
     if fake:  # nothing to run: only the type of the result is wanted
         return _with_torch(name, tensors, dropout_p, scale, options)
     device = q.device
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-        # As PyTorch's autocast: float operands of 32 bits and fewer take the low dtype, the mask too.
-        tensors = tuple(
-            t.to(dtype) if i < 4 and t is not None and t.is_floating_point() and t.dtype is not torch.float64 else t
-            for i, t in enumerate(tensors)
-        )
-    if isinstance(scale, torch.Tensor):
-        if scale.numel() != 1:
-            raise ShapeError(f"{name}: scale has shape {list(scale.shape)}; a number or a tensor with one element is needed")
-        tensors = (tensors[0] * scale.to(tensors[0].dtype).reshape(()), *tensors[1:])
-        scale = 1.0
-    deterministic = options.deterministic
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    seed = _draw_seed(device) if dropout_p > 0.0 else None
-    settings = (
-        options.causal, options.lower_right, options.gqa, options.left, options.right, float(dropout_p), scale, options.softcap,
-        options.lse, deterministic, options.executors,
-    )
     try:
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-            return _Attention.apply(settings, *tensors, seed)
-        outputs = _core.sdpa_call((*tensors, seed), _no_grad, *settings)[0]
+        if transforms_active():
+            from fulmen._attention_transforms import transformed_attention
+
+            return transformed_attention(name, tensors, dropout_p, scale, options)
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+            # As PyTorch's autocast: float operands of 32 bits and fewer take the low dtype, the mask too.
+            tensors = tuple(
+                t.to(dtype) if i < 4 and t is not None and t.is_floating_point() and t.dtype is not torch.float64 else t
+                for i, t in enumerate(tensors)
+            )
+        tensors, scale = _with_number(name, tensors, scale)
+        seed = _draw_seed(device) if dropout_p > 0.0 else None
+        return run_prepared(tensors, seed, dropout_p, scale, options)
     except UnsupportedError as error:
         if device.type == "cpu":
             raise
         # No executor of ours takes everything on a GPU: PyTorch runs what nobody claims.
         _say(f"{name}: PyTorch runs this call, since no executor of Fulmen claims it: {error}")
         return _with_torch(name, tensors, dropout_p, scale, options)
-    return tuple(outputs) if options.lse else outputs[0]
+
+
+def transforms_active():
+    """Whether a transform of torch.func, or forward-mode differentiation, watches what is called."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def run_prepared(tensors, seed, dropout_p, scale, options):
+    """Runs, and records for autograd, a call whose tensors are as the op takes them and whose scale is a number or None."""
+    return _run(
+        *tensors, seed, options.causal, options.lower_right, options.gqa, options.left, options.right, float(dropout_p), scale,
+        options.softcap, options.lse, options.deterministic, options.executors, True,
+    )  # fmt: skip
+
+
+def _with_number(name, tensors, scale):
+    """A scale that is a tensor goes into the query, so that it gets its gradient."""
+    if scale is None or type(scale) is float:
+        return tensors, scale
+    if not isinstance(scale, torch.Tensor):
+        return tensors, float(scale)
+    if scale.numel() != 1:
+        raise ShapeError(f"{name}: scale has shape {list(scale.shape)}; a number or a tensor with one element is needed")
+    return (tensors[0] * scale.to(tensors[0].dtype).reshape(()), *tensors[1:]), 1.0
 
 
 _said = set()
@@ -179,9 +197,6 @@ def _say(message):
     if message not in _said and len(_said) < 1000:
         _said.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-_no_grad = [False] * 10
 
 
 def _draw_seed(device):
@@ -197,32 +212,3 @@ def _with_torch(name, tensors, dropout_p, scale, options):
     from fulmen._attention_composed import composed_attention
 
     return composed_attention(*tensors, dropout_p, scale, options)
-
-
-_keep_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-
-
-class _Attention(torch.autograd.Function):
-    """Forward and backward of one compiled kind of call."""
-
-    @staticmethod
-    def forward(ctx, settings, *operands):
-        needs = list(ctx.needs_input_grad[1:])
-        outputs, ctx.saved, ctx.entry = _core.sdpa_call(operands, needs, *settings)
-        entry = ctx.entry
-        ctx.save_for_backward(*[operands[i] for i in entry.saved_operands], *[outputs[i] for i in entry.saved_outputs])
-        return tuple(outputs) if settings[8] else outputs[0]
-
-    @staticmethod
-    def backward(ctx, *grads):
-        with torch.no_grad():
-            result = ctx.entry.backward(ctx.saved, grads, ctx.saved_tensors, not _keep_graph())
-        if torch.is_grad_enabled():
-            # The caller asked for a graph of this backward: fine, as long as nobody differentiates it.
-            fail = torch._C._functions.DelayedError(
-                b"fulmen.sdpa: second derivatives are not supported; use torch.nn.functional.scaled_dot_product_attention for them",
-                len(result),
-            )
-            marked = [None if g is None else g.detach().requires_grad_() for g in result]
-            result = fail(*marked) if any(g is not None for g in marked) else result
-        return (None, *result)
