@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
   std::printf("%s, %d threads\n", std::string(isa_name(chosen_isa())).c_str(), thread_count());
   const Shape shapes[] = {{1024, 1152, 384, false, true}, {1024, 1536, 384, false, true}, {1024, 384, 1536, false, true}, {1024, 384, 1536, false, false},
                           {384, 1536, 1024, true, false}, {1024, 512, 128, false, true},  {1024, 128, 512, false, true},  {128, 512, 1024, true, false},
+                          {384, 128, 1024, true, false},  {1024, 768, 50257, false, false}, {50257, 768, 1024, true, false},
                           {1, 4096, 4096, false, true},   {8, 768, 768, false, true}};
   for (DType dtype : {DType::f32, DType::bf16})
     for (const Shape& shape : shapes) measure(shape, dtype);

@@ -103,12 +103,12 @@ struct Blocks {
   int64_t count() const { return down * across; }
 };
 
-// Few big blocks would leave threads idle at the end; small ones pack A more often.
-Blocks cut_blocks(const State& s, int64_t columns, int64_t most_columns, int64_t matrices, int threads) {
+// Few big blocks would leave threads idle at the end; small ones read B, or pack A, more often.
+Blocks cut_blocks(const State& s, int64_t columns, int64_t most_columns, int64_t matrices, int threads, int64_t least_rows_wanted) {
   const int64_t mr = s.kernels->mr, nr = s.kernels->nr;
   Blocks cut{std::min(s.block_rows, round_up(s.m, mr)), std::min(most_columns, round_up(columns, nr)), 0, 0};
-  const int64_t wanted = threads > 1 ? 4 * threads : 1;
-  const int64_t least_rows = round_up(96, mr), least_columns = round_up(128, nr);
+  const int64_t wanted = threads > 1 ? 8 * threads : 1;
+  const int64_t least_rows = round_up(least_rows_wanted, mr), least_columns = round_up(128, nr);
   const auto count = [&] { return ceil_div(s.m, cut.rows) * ceil_div(columns, cut.columns) * matrices; };
   while (count() < wanted) {
     if (cut.rows / 2 >= least_rows)
@@ -133,19 +133,25 @@ struct BlockScratch {
   const void* packed_rows = nullptr;
   int64_t packed_row_count = 0;
 
-  BlockScratch(const State& s, const Blocks& cut) {
+  BlockScratch(const State& s, const Blocks& cut, bool prepacked) {
     const BlockKernels& kernels = *s.kernels;
-    const int64_t part = round_up(std::min(s.k_part, std::max<int64_t>(s.k, 1)), kernels.k_step);
+    const int64_t part = longest_part(s, prepacked);
     const int64_t rows = round_up(cut.rows, kernels.mr);
     const size_t a_bytes = static_cast<size_t>(rows * part * kernels.element_bytes + 64);
-    const size_t b_bytes = s.mode == GemmMode::own_b ? static_cast<size_t>(own_columns(s, cut) / kernels.nr * kernels.nr * part * kernels.element_bytes) : 0;
+    const int64_t b_columns = s.mode == GemmMode::own_b ? own_columns(s, cut) : prepacked ? 0 : s.own_columns;
+    const size_t b_bytes = static_cast<size_t>(b_columns * part * kernels.element_bytes);
     const size_t sum_bytes = static_cast<size_t>(rows * kernels.nr) * sizeof(float);
-    const size_t partial_bytes = s.k > s.k_part ? static_cast<size_t>(rows * cut.columns) * sizeof(float) : 0;
+    const size_t partial_bytes = s.k > part ? static_cast<size_t>(rows * cut.columns) * sizeof(float) : 0;
     const auto aligned = [](size_t bytes) { return (bytes + 127) / 64 * 64; };
     a = thread_scratch(aligned(a_bytes) + aligned(b_bytes) + aligned(sum_bytes) + aligned(partial_bytes));
     b = a + aligned(a_bytes);
     sums = reinterpret_cast<float*>(b + aligned(b_bytes));
     partial = reinterpret_cast<float*>(b + aligned(b_bytes) + aligned(sum_bytes));
+  }
+
+  // Elements of the sum that are multiplied at a time.
+  static int64_t longest_part(const State& s, bool prepacked) {
+    return s.mode == GemmMode::together && !prepacked ? s.chunk_k : round_up(std::min(s.k_part, std::max<int64_t>(s.k, 1)), s.kernels->k_step);
   }
 
   // Columns of B packed at a time when a task packs its own.
@@ -157,10 +163,27 @@ struct BlockScratch {
   }
 };
 
-// Rows [row, row + rows) and columns [column, column + columns) of one matrix. `shared_a` holds whole panels of A from
-// this row on, `shared_b` whole panels of B from this column on; null: packed here.
-void compute_block(const State& s, const Operands& matrix, const Blocks& cut, int64_t row, int64_t rows, int64_t column,
-                   int64_t columns, const char* shared_a, const char* shared_b, BlockScratch& scratch) {
+// The block's A from element k0 of the sum on: shared panels, rows as they lie, or packed here.
+void give_a(const State& s, const Operands& matrix, int64_t row, int64_t rows, int64_t k0, int64_t k, const char* shared_a, BlockScratch& scratch, MultiplyArgs& args) {
+  const PackSource a = rows_of_a(s, matrix, row, k0);
+  if (s.reads_rows) {
+    args.a = a.data, args.a_row_stride = s.a.row_stride;
+  } else if (shared_a) {
+    args.a = shared_a;
+  } else {
+    if (scratch.packed_rows != a.data || scratch.packed_row_count != rows) {
+      s.kernels->pack_a(a, rows, k, scratch.a);
+      scratch.packed_rows = a.data;
+      scratch.packed_row_count = rows;
+    }
+    args.a = scratch.a;
+  }
+}
+
+// Rows [row, row + rows) and columns [column, column + columns) of one matrix, the whole of the sum. `packed_b` holds
+// panels of all of B from this column on; null: packed here.
+void compute_block(const State& s, const Operands& matrix, const Blocks& cut, int64_t row, int64_t rows, int64_t column, int64_t columns, const char* packed_b,
+                   BlockScratch& scratch) {
   const BlockKernels& kernels = *s.kernels;
   TileOutput out = output_at(s, matrix, row, column);
   const bool in_parts = s.k > s.k_part;
@@ -174,20 +197,15 @@ void compute_block(const State& s, const Operands& matrix, const Blocks& cut, in
     const int64_t k_padded = round_up(k, kernels.k_step);
     out.first_part = k0 == 0;
     out.last_part = k0 + k == s.k;
-    const PackSource a = rows_of_a(s, matrix, row, k0);
-    if (!shared_a && (in_parts || scratch.packed_rows != a.data || scratch.packed_row_count != rows)) {
-      kernels.pack_a(a, rows, k, scratch.a);
-      scratch.packed_rows = in_parts ? nullptr : a.data;
-      scratch.packed_row_count = rows;
-    }
     MultiplyArgs args{};
-    args.a = shared_a ? shared_a : scratch.a;
+    if (in_parts) scratch.packed_rows = nullptr;
+    give_a(s, matrix, row, rows, k0, k, nullptr, scratch, args);
     args.rows = rows;
     args.k = k_padded;
     args.scratch = scratch.sums;
     args.output = &out;
-    if (shared_b) {
-      args.b = shared_b + kernels.nr * k0 * kernels.element_bytes;
+    if (packed_b) {
+      args.b = packed_b + kernels.nr * k0 * kernels.element_bytes;
       args.b_panel_bytes = s.b_panel_bytes;
       args.columns = columns;
       kernels.multiply(args);
@@ -242,77 +260,173 @@ void run_few_rows(const State& s, const Operands& all) {
 // Tasks of all matrices of the batch; B's panels are packed by each task, or were packed before.
 void run_own_b(const State& s, const Operands& all) {
   const int threads = threads_for(s.work, work_per_thread);
-  const Blocks cut = cut_blocks(s, s.n, round_up(s.n, s.kernels->nr), s.batch_count, threads);
+  const Blocks cut = cut_blocks(s, s.n, round_up(s.n, s.kernels->nr), s.batch_count, threads, 96);
   std::atomic<int64_t> next{0};
   parallel_region(threads, [&](int, int) {
-    BlockScratch scratch(s, cut);
+    BlockScratch scratch(s, cut, true);
     for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.count() * s.batch_count;) {
       const Operands matrix = matrix_of_batch(s, all, task / cut.count());
       const int64_t block = task % cut.count();
       const int64_t row = block / cut.across * cut.rows, column = block % cut.across * cut.columns;
       const char* const packed = matrix.packed_b ? static_cast<const char*>(matrix.packed_b) + column / s.kernels->nr * s.b_panel_bytes : nullptr;
-      compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column, std::min(cut.columns, s.n - column), nullptr, packed, scratch);
+      compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column, std::min(cut.columns, s.n - column), packed, scratch);
     }
   });
 }
 
+// One round of a run of threads together: a chunk of columns, a chunk of the sum, one matrix of the batch.
+struct Round {
+  int64_t column0, columns, k0, k;
+  int64_t k_padded;
+  int64_t a_panel_bytes, b_panel_bytes;
+  bool first, last;  // of the sum
+};
+
 // Panels [begin, end) of A. Packing may write a little past a panel, which may be another thread's: the last one goes
 // through this thread's own memory.
-void pack_panels_of_a(const State& s, const Operands& matrix, int64_t begin, int64_t end, char* packed, char* own) {
+void pack_panels_of_a(const State& s, const Operands& matrix, const Round& round, int64_t begin, int64_t end, char* packed, char* own) {
   if (begin >= end) return;
   const int64_t mr = s.kernels->mr, last = end - 1;
   if (begin < last)
-    s.kernels->pack_a(rows_of_a(s, matrix, begin * mr, 0), (last - begin) * mr, s.k, packed + begin * s.a_panel_bytes);
-  s.kernels->pack_a(rows_of_a(s, matrix, last * mr, 0), std::min(mr, s.m - last * mr), s.k, own);
-  std::memcpy(packed + last * s.a_panel_bytes, own, static_cast<size_t>(s.a_panel_bytes));
+    s.kernels->pack_a(rows_of_a(s, matrix, begin * mr, round.k0), (last - begin) * mr, round.k, packed + begin * round.a_panel_bytes);
+  s.kernels->pack_a(rows_of_a(s, matrix, last * mr, round.k0), std::min(mr, s.m - last * mr), round.k, own);
+  std::memcpy(packed + last * round.a_panel_bytes, own, static_cast<size_t>(round.a_panel_bytes));
 }
 
-int64_t shared_b_bytes(const State& s) { return round_up(s.chunk_columns / s.kernels->nr * s.b_panel_bytes, 64); }
+// What the workspace of a run of threads together holds, one after the other.
+struct SharedMemory {
+  int64_t b_bytes, a_bytes, sum_bytes;
+  explicit SharedMemory(const State& s) {
+    const BlockKernels& kernels = *s.kernels;
+    const auto aligned = [](int64_t bytes) { return round_up(bytes, 64); };
+    b_bytes = s.own_columns ? 0 : aligned(s.chunk_columns * s.chunk_k * kernels.element_bytes);
+    // 64 bytes more: the last panel but one of A may be written a little past.
+    a_bytes = s.shares_a ? aligned(round_up(s.m, kernels.mr) * s.chunk_k * kernels.element_bytes + 64) : 0;
+    sum_bytes = s.chunk_k < s.k && !s.sums_in_c ? aligned(s.m * s.n * static_cast<int64_t>(sizeof(float))) : 0;
+  }
+};
 
-// B is packed in chunks of columns by all threads together, and A where it isn't too large; then the blocks of C are
-// computed, those of the same columns one after the other.
-void run_shared_b(const State& s, const Operands& all, void* workspace) {
+// Where the block goes: to C, or to the sums so far. Of the chunks of a sum that C holds itself the first takes what is
+// added to C, the last the bias.
+TileOutput output_of_round(const State& s, const Operands& matrix, const Round& round, int64_t row, int64_t column, float* sums) {
+  TileOutput out = output_at(s, matrix, row, column);
+  if (round.first && round.last) return out;
+  if (s.sums_in_c) {
+    if (!round.last) out.bias = nullptr;
+    if (!round.first) out.residual = nullptr, out.accumulate = true;
+  } else {
+    out.partial = sums + row * s.n + column;
+    out.partial_row_stride = s.n;
+    out.first_part = round.first, out.last_part = round.last;
+  }
+  return out;
+}
+
+// The tasks of a round whose B is shared: blocks of C, those of the same columns one after the other.
+void compute_shared(const State& s, const Operands& matrix, const Round& round, const Blocks& cut, const char* shared_a, const char* shared_b, float* sums,
+                    std::atomic<int64_t>& next, BlockScratch& scratch) {
+  const int64_t mr = s.kernels->mr, nr = s.kernels->nr;
+  const int64_t across = ceil_div(round.columns, cut.columns);
+  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.down * across;) {
+    const int64_t row = task % cut.down * cut.rows, column = task / cut.down * cut.columns;
+    const int64_t rows = std::min(cut.rows, s.m - row);
+    const TileOutput out = output_of_round(s, matrix, round, row, round.column0 + column, sums);
+    MultiplyArgs args{};
+    give_a(s, matrix, row, rows, round.k0, round.k, s.shares_a ? shared_a + row / mr * round.a_panel_bytes : nullptr, scratch, args);
+    args.b = shared_b + column / nr * round.b_panel_bytes;
+    args.b_panel_bytes = round.b_panel_bytes;
+    args.rows = rows;
+    args.columns = std::min(cut.columns, round.columns - column);
+    args.k = round.k_padded;
+    args.scratch = scratch.sums;
+    args.output = &out;
+    s.kernels->multiply(args);
+  }
+}
+
+// The tasks of a round in which each task packs some columns of B for all rows.
+void compute_own_columns(const State& s, const Operands& matrix, const Round& round, const Blocks& cut, const char* shared_a, float* sums,
+                         std::atomic<int64_t>& next, BlockScratch& scratch) {
+  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < ceil_div(s.n, s.own_columns);) {
+    const int64_t column = task * s.own_columns, columns = std::min(s.own_columns, s.n - column);
+    s.kernels->pack_b(columns_of_b(s, matrix, column, round.k0), columns, round.k, scratch.b);
+    for (int64_t row = 0; row < s.m; row += cut.rows) {
+      const int64_t rows = std::min(cut.rows, s.m - row);
+      const TileOutput out = output_of_round(s, matrix, round, row, column, sums);
+      MultiplyArgs args{};
+      give_a(s, matrix, row, rows, round.k0, round.k, s.shares_a ? shared_a + row / s.kernels->mr * round.a_panel_bytes : nullptr, scratch, args);
+      args.b = scratch.b;
+      args.b_panel_bytes = round.b_panel_bytes;
+      args.rows = rows;
+      args.columns = columns;
+      args.k = round.k_padded;
+      args.scratch = scratch.sums;
+      args.output = &out;
+      s.kernels->multiply(args);
+    }
+  }
+}
+
+// Rounds, one a chunk of columns and of a long sum: the threads pack what they share, then take tasks.
+void run_together(const State& s, const Operands& all, void* workspace) {
   const int threads = threads_for(s.work / static_cast<double>(s.batch_count), work_per_thread);
-  const int64_t nr = s.kernels->nr;
-  const Blocks cut = cut_blocks(s, std::min(s.chunk_columns, s.n), s.block_columns, 1, threads);
-  const int64_t chunks = ceil_div(s.n, s.chunk_columns);
-  char* const shared_a = static_cast<char*>(workspace) + shared_b_bytes(s);
+  const BlockKernels& kernels = *s.kernels;
+  const int64_t nr = kernels.nr, mr = kernels.mr;
+  const Blocks cut = s.own_columns ? Blocks{std::min(s.block_rows, round_up(s.m, mr)), s.own_columns, 0, 0}
+                                   : cut_blocks(s, std::min(s.chunk_columns, s.n), s.block_columns, 1, threads, 48);
+  const int64_t column_chunks = ceil_div(s.n, s.chunk_columns), k_chunks = std::max<int64_t>(1, ceil_div(s.k, s.chunk_k));
+  const int64_t rounds = column_chunks * k_chunks * s.batch_count;
+  const bool shares = !s.own_columns || s.shares_a;
+  const SharedMemory memory(s);
+  char* const shared_b = static_cast<char*>(workspace);
+  char* const shared_a = shared_b + memory.b_bytes;
+  float* const sums = reinterpret_cast<float*>(shared_a + memory.a_bytes);
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
   SpinBarrier barrier;
   parallel_region(threads, [&](int thread, int total) {
     std::optional<BlockScratch> scratch;
     try {
-      scratch.emplace(s, cut);
+      scratch.emplace(s, cut, false);
     } catch (const std::bad_alloc&) {  // the others must not wait for this thread for ever
       failed.store(true);
     }
-    barrier.wait(total);
+    if (shares || rounds > 1) barrier.wait(total);
     if (failed.load()) return;
-    for (int64_t round = 0; round < chunks * s.batch_count; ++round) {
-      const Operands matrix = matrix_of_batch(s, all, round / chunks);
-      const int64_t column0 = round % chunks * s.chunk_columns;
-      const int64_t columns = std::min(s.chunk_columns, s.n - column0);
-      const int64_t panels = ceil_div(columns, nr);
-      const int64_t begin = panels * thread / total, end = panels * (thread + 1) / total;
-      if (begin < end)
-        s.kernels->pack_b(columns_of_b(s, matrix, column0 + begin * nr, 0), std::min(end * nr, columns) - begin * nr, s.k,
-                          static_cast<char*>(workspace) + begin * s.b_panel_bytes);
-      if (s.shares_a && round % chunks == 0) {
-        const int64_t row_panels = ceil_div(s.m, s.kernels->mr);
-        pack_panels_of_a(s, matrix, row_panels * thread / total, row_panels * (thread + 1) / total, shared_a, scratch->a);
+    // A's panels serve all chunks of columns, C's sums stay near from one chunk of k to the next: k goes round slower.
+    for (int64_t index = 0; index < rounds; ++index) {
+      const Operands matrix = matrix_of_batch(s, all, index / (column_chunks * k_chunks));
+      const int64_t column_chunk = index % column_chunks, k_chunk = index / column_chunks % k_chunks;
+      Round round{};
+      round.column0 = column_chunk * s.chunk_columns;
+      round.columns = std::min(s.chunk_columns, s.n - round.column0);
+      round.k0 = k_chunk * s.chunk_k;
+      round.k = std::min(s.chunk_k, s.k - round.k0);
+      round.k_padded = round_up(round.k, kernels.k_step);
+      round.a_panel_bytes = mr * round.k_padded * kernels.element_bytes;
+      round.b_panel_bytes = nr * round.k_padded * kernels.element_bytes;
+      round.first = k_chunk == 0, round.last = k_chunk + 1 == k_chunks;
+      if (!s.own_columns) {
+        const int64_t panels = ceil_div(round.columns, nr);
+        const int64_t begin = panels * thread / total, end = panels * (thread + 1) / total;
+        if (begin < end)
+          kernels.pack_b(columns_of_b(s, matrix, round.column0 + begin * nr, round.k0), std::min(end * nr, round.columns) - begin * nr, round.k,
+                         shared_b + begin * round.b_panel_bytes);
       }
-      barrier.wait(total);
-      const int64_t across = ceil_div(columns, cut.columns);
+      if (s.shares_a && column_chunk == 0) {
+        const int64_t row_panels = ceil_div(s.m, mr);
+        pack_panels_of_a(s, matrix, round, row_panels * thread / total, row_panels * (thread + 1) / total, shared_a, scratch->a);
+      }
+      if (shares) barrier.wait(total);
       scratch->packed_rows = nullptr;
-      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.down * across;) {
-        const int64_t row = task % cut.down * cut.rows, column = task / cut.down * cut.columns;
-        compute_block(s, matrix, cut, row, std::min(cut.rows, s.m - row), column0 + column, std::min(cut.columns, columns - column),
-                      s.shares_a ? shared_a + row / s.kernels->mr * s.a_panel_bytes : nullptr,
-                      static_cast<const char*>(workspace) + column / nr * s.b_panel_bytes, *scratch);
-      }
+      if (s.own_columns)
+        compute_own_columns(s, matrix, round, cut, shared_a, sums, next, *scratch);
+      else
+        compute_shared(s, matrix, round, cut, shared_a, shared_b, sums, next, *scratch);
+      if (index + 1 == rounds) return;
       barrier.wait(total);
-      if (thread == 0) next.store(0, std::memory_order_relaxed);  // seen by all: a barrier stands before the next tasks
+      if (thread == 0) next.store(0, std::memory_order_relaxed);
+      if (!shares) barrier.wait(total);  // otherwise one stands before the next tasks
     }
   });
   if (failed.load()) throw std::bad_alloc();
@@ -325,7 +439,7 @@ void run_state(const State& s, const Operands& given, void* workspace) {
     case GemmMode::nothing: return;
     case GemmMode::few_rows: return run_few_rows(s, all);
     case GemmMode::own_b: return run_own_b(s, all);
-    case GemmMode::shared_b: return all.packed_b ? run_own_b(s, all) : run_shared_b(s, all, workspace);
+    case GemmMode::together: return all.packed_b ? run_own_b(s, all) : run_together(s, all, workspace);
   }
 }
 
@@ -340,9 +454,9 @@ GemmPlan& GemmPlan::operator=(GemmPlan&&) noexcept = default;
 
 size_t GemmPlan::workspace_bytes() const {
   const State& s = *state_;
-  if (s.mode != GemmMode::shared_b) return 0;
-  // 64 bytes more: the last panel but one of A may be written a little past.
-  return static_cast<size_t>(shared_b_bytes(s) + (s.shares_a ? ceil_div(s.m, s.kernels->mr) * s.a_panel_bytes + 64 : 0));
+  if (s.mode != GemmMode::together) return 0;
+  const SharedMemory memory(s);
+  return static_cast<size_t>(memory.b_bytes + memory.a_bytes + memory.sum_bytes);
 }
 
 void GemmPlan::run(const void* a, const void* b, void* c, const void* bias, const void* residual, void* workspace) const {
@@ -351,7 +465,7 @@ void GemmPlan::run(const void* a, const void* b, void* c, const void* bias, cons
 
 bool GemmPlan::can_prepack_b() const {
   const State& s = *state_;
-  if (s.swapped || (s.mode != GemmMode::own_b && s.mode != GemmMode::shared_b)) return false;
+  if (s.swapped || (s.mode != GemmMode::own_b && s.mode != GemmMode::together)) return false;
   for (int d = 0; d < s.batch_dims; ++d)
     if (s.b.batch_strides[static_cast<size_t>(d)] != 0) return false;
   return true;

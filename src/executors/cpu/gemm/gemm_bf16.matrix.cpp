@@ -149,7 +149,7 @@ void multiply(const MultiplyArgs& args) {
   _tile_release();
 }
 
-constexpr BlockKernels kernels{rows_of_block, columns_of_block, k_of_tile, 2, inner_k, pack_a, pack_b, multiply};
+constexpr BlockKernels kernels{rows_of_block, columns_of_block, k_of_tile, 2, inner_k, false, pack_a, pack_b, multiply};
 
 #else
 
@@ -171,9 +171,9 @@ void pack_b(const PackSource& source, int64_t width, int64_t k, void* packed) {
   const auto pack = [&](const auto& cells) { pack_panels<2 * lanes>(cells, width, (k + 1) / 2, static_cast<uint32_t*>(packed)); };
   FULMEN_WITH_CELLS(pack)
 }
-void multiply(const MultiplyArgs& args) { multiply_block<PairCell, rows_of_tile>(args, inner_k / 2, args.k / 2); }
+void multiply(const MultiplyArgs& args) { multiply_block<PairCell, rows_of_tile, false>(args, inner_k / 2, args.k / 2); }
 
-constexpr BlockKernels kernels{rows_of_tile, 2 * lanes, 2, 2, inner_k, pack_a, pack_b, multiply};
+constexpr BlockKernels kernels{rows_of_tile, 2 * lanes, 2, 2, inner_k, false, pack_a, pack_b, multiply};
 
 #endif
 #undef FULMEN_WITH_CELLS

@@ -11,16 +11,16 @@ namespace {
 
 // Sums fill the registers, but for two vectors of B and one of A: 12 x 2 of 32, 6 x 2 of 16.
 constexpr int rows_of_tile = lanes == 16 ? 12 : 6;
-constexpr int64_t inner_k = 192;
+constexpr int64_t inner_k = 256;
 
 void pack_a(const PackSource& source, int64_t width, int64_t k, void* packed) { pack_single<rows_of_tile>(source, width, k, packed); }
 void pack_b(const PackSource& source, int64_t width, int64_t k, void* packed) { pack_single<2 * lanes>(source, width, k, packed); }
-void multiply(const MultiplyArgs& args) { multiply_block<FloatCell, rows_of_tile>(args, inner_k, args.k); }
+void multiply(const MultiplyArgs& args) { multiply_block<FloatCell, rows_of_tile, true>(args, inner_k, args.k); }
 
 }  // namespace
 
 const BlockKernels& f32_block_kernels() {
-  static constexpr BlockKernels kernels{rows_of_tile, 2 * lanes, 1, 4, inner_k, pack_a, pack_b, multiply};
+  static constexpr BlockKernels kernels{rows_of_tile, 2 * lanes, 1, 4, inner_k, true, pack_a, pack_b, multiply};
   return kernels;
 }
 

@@ -37,7 +37,8 @@ struct TileOutput {
 };
 
 struct MultiplyArgs {
-  const void* a;  // panels of `mr` rows, one after the other
+  const void* a;  // panels of `mr` rows, one after the other; or A as it lies, if a_row_stride isn't 0
+  int64_t a_row_stride;
   const void* b;  // panels of `nr` columns
   int64_t b_panel_bytes;
   int64_t rows, columns;
@@ -54,6 +55,7 @@ struct BlockKernels {
   int k_step;         // k is padded to a multiple of this, with zeros
   int element_bytes;  // of a packed element
   int64_t inner_k;    // longer sums are cut here so that a panel of B stays in the first-level cache
+  bool reads_rows;    // multiply takes an f32 A unpacked, if its elements lie together along k
   // Packs `width` rows (columns) and `k` elements; a panel takes mr (nr) * padded k * element_bytes bytes. The last
   // panel of A may be followed by up to 64 bytes that are written too.
   void (*pack_a)(const PackSource& source, int64_t width, int64_t k, void* packed);

@@ -9,12 +9,18 @@
 namespace fulmen::cpu {
 namespace {
 
-constexpr int64_t packed_a_bytes = 192 << 10;      // a thread's block of A, which stays in the second-level cache
+constexpr int64_t packed_a_bytes = 384 << 10;      // a thread's block of A, which stays in the second-level cache
 constexpr int64_t packed_b_chunk_bytes = 8 << 20;  // of the workspace, for B
 constexpr int64_t packed_b_block_bytes = 512 << 10;
+constexpr int64_t own_b_block_bytes = 384 << 10;   // of B, packed by a task for itself
+constexpr int64_t small_b_bytes = 1 << 20;         // up to here packing B together costs little
+constexpr int64_t least_own_blocks = 12;           // tasks that leave no thread idle for long
 constexpr int64_t most_shared_a_bytes = 16 << 20;
 constexpr int64_t most_block_rows = 256;
-constexpr int64_t longest_sum = 2048;  // elements of a sum made in one go
+constexpr int64_t longest_sum = 2048;              // own_b: elements of a sum made in one go
+constexpr int64_t longest_chunk = 1024;            // elements of a sum whose operands are packed together
+constexpr int64_t most_row_bytes = 16 << 10;       // between rows of A that are read where they are
+constexpr int64_t most_sum_bytes = 64 << 20;       // of the workspace, for sums between chunks
 
 MatrixLayout layout_of(const GemmOperand& operand) {
   return {operand.dtype, operand.row_stride, operand.column_stride, operand.batch_strides};
@@ -124,6 +130,9 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
   s.k_padded = round_up(s.k, kernels.k_step);
   s.k_part = s.k <= longest_sum + longest_sum / 2 ? std::max<int64_t>(s.k, 1) : longest_sum;
   s.b_panel_bytes = kernels.nr * s.k_padded * kernels.element_bytes;
+  // Rows a multiple of a page apart would meet in the same few lines of the first-level cache.
+  s.reads_rows = kernels.reads_rows && s.a.dtype == DType::f32 && s.compute == DType::f32 && s.a.column_stride == 1 && s.k > 1 &&
+                 s.a.row_stride >= 0 && s.a.row_stride * 4 <= most_row_bytes && s.a.row_stride % 1024 != 0;
   const int64_t a_row_bytes = round_up(s.k_part, kernels.k_step) * kernels.element_bytes;
   const int64_t fitting = packed_a_bytes / a_row_bytes / kernels.mr * kernels.mr;
   s.block_rows = std::clamp<int64_t>(fitting, kernels.mr, most_block_rows / kernels.mr * kernels.mr);
@@ -134,14 +143,31 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
   } else if (s.m <= s.block_rows || (s.batch_count > 1 && s.work / static_cast<double>(s.batch_count) < 3e7)) {
     s.mode = GemmMode::own_b;
   } else {
-    s.mode = GemmMode::shared_b;
-    const int64_t panels = std::max<int64_t>(1, packed_b_chunk_bytes / std::max<int64_t>(s.b_panel_bytes, 1));
-    s.chunk_columns = std::min(panels * kernels.nr, round_up(s.n, kernels.nr));
-    s.a_panel_bytes = kernels.mr * s.k_padded * kernels.element_bytes;
-    s.shares_a = s.k <= s.k_part && round_up(s.m, kernels.mr) / kernels.mr * s.a_panel_bytes <= most_shared_a_bytes;
+    s.mode = GemmMode::together;
+    const int64_t chunks = s.k <= longest_chunk + longest_chunk / 2 ? 1 : (s.k + longest_chunk - 1) / longest_chunk;
+    s.chunk_k = chunks == 1 ? s.k_padded : round_up((s.k + chunks - 1) / chunks, std::max<int64_t>(kernels.k_step, 32));
+    s.sums_in_c = s.c.dtype == DType::f32 && s.activation == Activation::none && s.alpha == 1.0f;
+    // Too large to keep: all of the sum at a time.
+    if (!s.sums_in_c && static_cast<double>(s.m) * static_cast<double>(s.n) * sizeof(float) > most_sum_bytes) s.chunk_k = s.k_padded;
+    const int64_t row_bytes = std::max<int64_t>(1, s.chunk_k * kernels.element_bytes), panel_bytes = kernels.nr * row_bytes;
+    const int64_t a_bytes = round_up(s.m, kernels.mr) * row_bytes, b_bytes = round_up(s.n, kernels.nr) * row_bytes;
+    const int64_t b_panels = round_up(s.n, kernels.nr) / kernels.nr;
+    s.block_rows = std::clamp<int64_t>(packed_a_bytes / row_bytes / kernels.mr * kernels.mr, kernels.mr, most_block_rows / kernels.mr * kernels.mr);
+    // Packing is paid for in memory traffic. Of two operands to pack, the larger is packed piece by piece, by the task
+    // that needs the piece, and stays in that thread's cache.
+    const bool a_is_small = s.reads_rows || (a_bytes <= b_bytes && a_bytes <= most_shared_a_bytes);
+    if (a_is_small && b_bytes > small_b_bytes && b_panels >= least_own_blocks) {
+      const int64_t fitting = std::max<int64_t>(1, own_b_block_bytes / panel_bytes);
+      s.own_columns = std::min(fitting, b_panels / least_own_blocks) * kernels.nr;
+      s.chunk_columns = round_up(s.n, kernels.nr);
+      s.shares_a = !s.reads_rows;
+      return s;
+    }
+    s.chunk_columns = std::min(std::max<int64_t>(1, packed_b_chunk_bytes / panel_bytes) * kernels.nr, round_up(s.n, kernels.nr));
+    s.shares_a = !s.reads_rows && a_bytes <= b_bytes && a_bytes <= most_shared_a_bytes;
     // Without a shared A each block packs its rows itself, so blocks are as wide as they can be.
-    const int64_t block_panels = std::max<int64_t>(4, packed_b_block_bytes / std::max<int64_t>(s.b_panel_bytes, 1));
-    s.block_columns = s.shares_a ? std::min(s.chunk_columns, block_panels * kernels.nr) : s.chunk_columns;
+    const int64_t block_panels = std::max<int64_t>(4, packed_b_block_bytes / panel_bytes);
+    s.block_columns = s.shares_a || s.reads_rows ? std::min(s.chunk_columns, block_panels * kernels.nr) : s.chunk_columns;
   }
   return s;
 }

@@ -17,8 +17,8 @@ struct MatrixLayout {
 enum class GemmMode {
   nothing,   // C has no elements
   few_rows,  // B unpacked
-  own_b,     // each task packs the panels of B that it needs
-  shared_b   // threads pack B together, then share it
+  own_b,     // each task packs the panels of B that it needs, and its rows of A
+  together   // threads pack operands together, then share them; a large B is still packed by the task that needs it
 };
 
 struct GemmPlan::State {
@@ -39,13 +39,16 @@ struct GemmPlan::State {
   void (*few_rows)(const FewRowsArgs&) = nullptr;
   void (*rows_to_float)(const PackSource&, int64_t, int64_t, float*) = nullptr;
   int64_t k_padded = 0;
-  int64_t k_part = 0;          // a sum longer than this is made in parts of this length
+  int64_t k_part = 0;          // own_b: a sum longer than this is made in parts of this length
   int64_t block_rows = 0;      // most rows of A packed at a time
   int64_t b_panel_bytes = 0;
-  int64_t chunk_columns = 0;   // shared_b: columns of B packed at a time, a multiple of nr
-  int64_t block_columns = 0;   // shared_b: columns of a block, so that its part of B stays in the second-level cache
-  int64_t a_panel_bytes = 0;
-  bool shares_a = false;       // shared_b: all of A is packed by the threads together, behind B in the workspace
+  int64_t chunk_k = 0;         // together: elements of the sum whose operands are packed at a time, a multiple of k_step
+  int64_t own_columns = 0;     // together: columns of B that a task packs for itself; 0: B is shared
+  int64_t chunk_columns = 0;   // together: columns of B packed at a time, a multiple of nr
+  int64_t block_columns = 0;   // together: columns of a block, so that its part of B stays in the second-level cache
+  bool reads_rows = false;     // A isn't packed: the kernels read its rows where they are
+  bool shares_a = false;       // together: all of A is packed by the threads together, behind B in the workspace
+  bool sums_in_c = false;      // together: C holds the sums between chunks of k; otherwise the workspace does
   double work = 0;             // multiply-adds
 };
 

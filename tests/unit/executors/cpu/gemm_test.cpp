@@ -270,6 +270,8 @@ TEST_F(Gemm, Epilogues) {
           t.epilogue.accumulate = form & 4;
           t.epilogue.alpha = form & 8 ? 0.25f : 1.0f;
           t.c = form & 8 ? Order::columns : Order::rows;
+          check(t);
+          if (HasFatalFailure()) return;
           if (form & 2) t.c_dtype = DType::bf16;
           check(t);
           if (HasFatalFailure()) return;
@@ -305,6 +307,30 @@ TEST_F(Gemm, LongSumsAndManyBlocks) {
   });
 }
 
+// Operands shared by the threads or packed by each task, sums whose chunks are kept in C or beside it.
+TEST_F(Gemm, ThreadsTogether) {
+  set_thread_count(3);
+  on_every_isa([&] {
+    for (DType compute : {DType::f32, DType::bf16}) {
+      const int64_t n = compute == DType::f32 ? 390 : 770;
+      check({.m = 150, .n = n, .k = 700, .a = compute == DType::f32 ? Order::rows : Order::columns, .b = Order::columns, .compute = compute});
+      Case t{.m = 60, .n = n, .k = 1600, .b = Order::columns, .compute = compute};
+      t.epilogue.has_bias = t.epilogue.has_residual = t.epilogue.accumulate = true;
+      check(t);
+      t.n = 36;
+      t.a = Order::columns;
+      t.epilogue.accumulate = false;
+      check(t);
+      t.m = 200;
+      t.c_dtype = DType::bf16;
+      t.epilogue.activation = Activation::gelu_erf;
+      check(t);
+      if (HasFatalFailure()) return;
+    }
+    check({.m = 70, .n = 200, .k = 1600, .batch = {2}, .a = Order::gaps, .b = Order::columns});
+  });
+}
+
 TEST_F(Gemm, PackedOnce) {
   on_every_isa([&] {
     for (DType compute : {DType::f32, DType::bf16})
@@ -319,7 +345,7 @@ TEST_F(Gemm, PackedOnce) {
 TEST_F(Gemm, ThreadCountDoesNotChangeBits) {
   on_every_isa([&] {
     for (DType compute : {DType::f32, DType::bf16})
-      for (auto [m, n, k] : {std::array<int64_t, 3>{301, 150, 200}, {2, 900, 300}, {60, 700, 4100}}) {
+      for (auto [m, n, k] : {std::array<int64_t, 3>{301, 150, 200}, {2, 900, 300}, {60, 700, 4100}, {150, 400, 700}}) {
         GemmProblem p;
         p.m = m, p.n = n, p.k = k;
         p.a.row_stride = k, p.b.row_stride = n, p.c.row_stride = n;
