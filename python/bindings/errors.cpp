@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "core/error.h"
+#include "driver/audit.h"
 #include "driver/revocation.h"
 
 namespace fulmen::python {
@@ -97,6 +98,11 @@ void bind_errors(nb::module_& m) {
     if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) PyErr_WriteUnraisable(nullptr);
   });
   m.def("revocation_count", revocation_count);
+  m.def("set_audit", set_audit);
+  m.def("audit_counts", [] {
+    const AuditCounts counts = audit_counts();
+    return nb::make_tuple(counts.checked, counts.differing, counts.left_out);
+  });
 }
 
 }  // namespace fulmen::python

@@ -40,6 +40,7 @@ _lazy = {
     "jit": "_jit",
     "last_traces": "_jit",
     "profile": "_profile",
+    "audit": "_audit",
     "grad": "_arrays",
     "value_and_grad": "_arrays",
     "explain": "_explain",

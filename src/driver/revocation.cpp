@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "driver/audit.h"
 #include "driver/compile.h"
 #include "ir/print.h"
 
@@ -60,8 +61,13 @@ class RevocableKernel : public Kernel {
   void run(const RunContext& context, const void* const* inputs, void* const* outputs) const override {
     if (!revoked_.load(std::memory_order_acquire)) {
       try {
+        const std::unique_ptr<AuditSample> sample =
+            audit_enabled() ? AuditSample::take(single_, rest_, executor_name_, target_, context, given_inputs(inputs)) : nullptr;
         kernel_->run(context, inputs, outputs);
-        return;
+        if (!sample) return;
+        const std::string wrong = sample->compare(given_results(outputs), given_types());
+        if (wrong.empty()) return;
+        revoke("an audit found it wrong: " + wrong);
       } catch (const DeviceError& error) {
         revoke(error.what());
       }
@@ -73,26 +79,51 @@ class RevocableKernel : public Kernel {
   void revoke(const std::string& why) const {
     std::lock_guard lock(mutex_);
     if (replacement_) return;
-    CompileOptions options;
-    options.executors = rest_;
-    options.target = target_;
-    replacement_ = compile(single_, options);
-    ++revocations;
+    if (no_replacement_.empty()) {
+      ++revocations;
+      CompileOptions options;
+      options.executors = rest_;
+      options.target = target_;
+      try {
+        replacement_ = compile(single_, options);
+      } catch (const UnsupportedError& error) {
+        no_replacement_ = executor_name_ + " failed on " + text_ + ": " + why + "; the claim is revoked for this call, and no other executor takes it";
+        revoked_.store(true, std::memory_order_release);
+      }
+    }
+    if (!no_replacement_.empty()) throw UnsupportedError(no_replacement_);
     std::string winner = "nothing";
     for (const auto& instruction : replacement_->forward.instructions()) winner = instruction.executor;
     warn(executor_name_ + " failed on " + text_ + ": " + why + "; the claim is revoked for this call, " + winner + " runs it from now on");
     revoked_.store(true, std::memory_order_release);
   }
 
-  void run_replacement(const RunContext& context, const void* const* inputs, void* const* outputs) const {
-    const Program& program = replacement_->forward;
+  // The operands that are given, in the order of single_'s inputs.
+  std::vector<const void*> given_inputs(const void* const* inputs) const {
     std::vector<const void*> in;
-    if (single_.nodes.size() == 1 && single_.nodes[0].op->name != "fusion" && single_.nodes[0].inputs.size() == input_given_.size()) {
-      for (size_t i = 0; i < input_given_.size(); ++i)
-        if (input_given_[i]) in.push_back(inputs[i]);
-    } else {
-      in.assign(inputs, inputs + input_given_.size());
-    }
+    for (size_t i = 0; i < input_given_.size(); ++i)
+      if (input_given_[i]) in.push_back(inputs[i]);
+    return in;
+  }
+
+  std::vector<const void*> given_results(void* const* outputs) const {
+    std::vector<const void*> results;
+    for (size_t i = 0; i < output_given_.size(); ++i)
+      if (output_given_[i]) results.push_back(outputs[i]);
+    return results;
+  }
+
+  std::vector<TensorType> given_types() const {
+    std::vector<TensorType> types;
+    for (size_t i = 0; i < output_given_.size(); ++i)
+      if (output_given_[i]) types.push_back(output_types_[i]);
+    return types;
+  }
+
+  void run_replacement(const RunContext& context, const void* const* inputs, void* const* outputs) const {
+    if (!replacement_) throw UnsupportedError(no_replacement_);
+    const Program& program = replacement_->forward;
+    const std::vector<const void*> in = given_inputs(inputs);
     // Results are computed contiguous and then laid out as the program wants them.
     std::vector<std::unique_ptr<char[]>> temporary;
     std::vector<void*> out;
@@ -139,6 +170,7 @@ class RevocableKernel : public Kernel {
   mutable std::mutex mutex_;
   mutable std::atomic<bool> revoked_{false};
   mutable std::shared_ptr<const CompiledTrace> replacement_;
+  mutable std::string no_replacement_;  // the error of a claim that was revoked and that nobody else takes
 };
 
 }  // namespace
