@@ -1,8 +1,9 @@
 """Attention on a GPU beside PyTorch's own: times, overheads, the first call of a process, and a whole model.
 
-    python benchmarks/gpu_attention.py results.json [--only table,overhead,first_call,model] [--rounds 20] [--rows NAME]
+    python benchmarks/gpu_attention.py results.json [--only table,kernels,overhead,first_call,model] [--rounds 20] [--rows NAME]
 
-Every row runs all peers in one process, alternating; a number is the median over rounds of CUDA events. A pause on the
+Every row runs all peers in one process, alternating, in an order drawn anew each round (a long kernel leaves the GPU
+hotter for the one after it); a number is the median over rounds of CUDA events. `kernels` lists what each peer ran. A pause on the
 GPU before each measured piece lets the host run ahead, so that small calls show the kernels' time and not the host's
 (which `overhead` shows). Needs PyTorch with CUDA and `import fulmen`; without a GPU it says so and ends with status 3.
 """
@@ -11,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -35,7 +37,7 @@ ROWS = [
     ("ViT b64 h12 s197 d64", 64, 12, 12, 197, 197, 64, 64, {}),
     ("cross 128 x 4096 b8 h16 d64", 8, 16, 16, 128, 4096, 64, 64, {"contiguous": True}),
 ]
-SECTIONS = ("table", "overhead", "first_call", "model")
+SECTIONS = ("table", "kernels", "overhead", "first_call", "model")
 
 
 def make_call(torch, row):
@@ -90,8 +92,9 @@ def measure(torch, pieces, rounds):
     """Medians in milliseconds of functions, alternating. A piece that raises is left out with its message."""
     times, refused = {name: [] for name in pieces}, {}
     pause = 4_000_000  # cycles, about 2 ms
+    order = random.Random(0)
     for number in range(-3, rounds):
-        for name, piece in pieces.items():
+        for name, piece in order.sample(list(pieces.items()), len(pieces)):
             if name in refused:
                 continue
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -150,6 +153,40 @@ def table(torch, fulmen, rounds, wanted):
         result.append(entry)
         shown = "  ".join(f"{name} {alternating[name]:.3f}" for name in alternating)
         print(f"{row[0]:40s} fwd+bwd ms: {shown}{'  LEFT TO PYTORCH: ' + left[0] if left else ''}", flush=True)
+        del operands, inputs, grad
+        torch.cuda.empty_cache()
+    return result
+
+
+def kernels(torch, fulmen, _rounds, wanted):
+    """Every kernel that one forward and backward of a row runs, with its microseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    result = []
+    for row in ROWS:
+        if wanted and wanted not in row[0]:
+            continue
+        operands, settings, inputs, grad = make_call(torch, row)
+        entry = {"name": row[0]}
+        for name, function in peers(torch, fulmen).items():
+            if name not in ("torch cudnn", "fulmen"):
+                continue
+            try:
+                for _ in range(3):
+                    torch.autograd.grad(function(*operands, **settings), inputs, grad)
+                torch.cuda.synchronize()
+                with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                    for _ in range(3):
+                        torch.autograd.grad(function(*operands, **settings), inputs, grad)
+                    torch.cuda.synchronize()
+                ran = sorted((e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA), key=lambda e: e.time_range.start)
+                entry[name] = [[e.name[:160], round(e.time_range.elapsed_us(), 1)] for e in ran[-(len(ran) // 3):]]
+                print(f"{row[0]}: {name}")
+                for kernel, us in entry[name]:
+                    print(f"    {us:10.1f}  {kernel}", flush=True)
+            except (RuntimeError, NotImplementedError) as error:
+                entry[name] = str(error).strip().splitlines()[0][:200]
+        result.append(entry)
         del operands, inputs, grad
         torch.cuda.empty_cache()
     return result
@@ -296,6 +333,7 @@ def main(arguments=None):
     }
     sections = {
         "table": lambda: table(torch, fulmen, options.rounds, options.rows),
+        "kernels": lambda: kernels(torch, fulmen, options.rounds, options.rows),
         "overhead": lambda: overhead(torch, fulmen),
         "first_call": first_call,
         "model": lambda: model(torch, fulmen),

@@ -5,6 +5,7 @@
 #                                    lacks, into .carry/ (ignored by git); that folder travels with the tree
 #   tools/gpu_run.sh tests [ARGS]    there: runs the packed tests; ARGS are GoogleTest's, results go to $OUT
 #   tools/gpu_run.sh fuzz CALLS      there: that many random attention calls, shared out to 14 processes
+#   tools/gpu_run.sh probe           there: which calls need the cures of src/executors/cudnn/known_faults.cpp
 #   tools/gpu_run.sh build           there: the Python extension for that machine's Python, from the packed library and
 #                                    the packed headers and bindings, into /tmp/fulmen_build
 #   tools/gpu_run.sh python ARGS     there: after `build`, runs that Python with `import fulmen` working
@@ -69,6 +70,12 @@ case ${1:-} in
       END {print calls " calls of " shapes " shapes, " refused " refused, " wrong " wrong, in " NR " of 14 processes"}' | tee "$out/fuzz.txt"
     grep -h -A1 'wrong in\|at hand:' "$out"/fuzz_*.txt | head -100 | tee -a "$out/fuzz.txt"
     ;;
+  probe)
+    find_cudnn
+    seq 0 7 | xargs -P 8 -I{} sh -c 'FULMEN_GPU_PROBE={}/8 .carry/bin/fulmen_gpu_tests --gtest_color=no \
+      --gtest_filter=GpuFaultProbe.* >"'"$out"'/probe_{}.txt" 2>&1' || true
+    grep -h "^probe:" "$out"/probe_*.txt | sort | tee "$out/probe.txt"
+    ;;
   build)
     mkdir -p "$build/objects" "$build/python/fulmen"
     tree=$root/.carry/tree nanobind=$root/.carry/python/nanobind
@@ -94,7 +101,7 @@ case ${1:-} in
     compute-sanitizer --tool memcheck --error-exitcode 9 .carry/bin/fulmen_gpu_tests --gtest_color=no "$@" 2>&1 | tee "$out/sanitizer.txt"
     ;;
   *)
-    sed -n '2,14p' "$0"
+    sed -n '2,15p' "$0"
     exit 2
     ;;
 esac

@@ -122,11 +122,13 @@ struct Compiled::Arguments {
       copy_strided(view, copies.back().data(), type.strides.data());
       pointers.push_back(copies.back().data());
     } else {
-      if (!type.is_contiguous())
+      const NewTensor made = make_tensor(framework_of(object), type);
+      objects.push_back(nb::steal(made.object));
+      if (!nb::hasattr(objects.back(), "copy_"))
         throw ShapeError("compiled program: " + std::string(what) + " " + std::to_string(index) + " has strides " +
                          to_string(view.type().strides) + ", the program was compiled for " + to_string(type.strides));
-      objects.push_back(nb::borrow(object).attr("contiguous")());
-      pointers.push_back(reader.read(objects.back().ptr(), what).data);
+      objects.back().attr("copy_")(nb::borrow(object).attr("detach")());
+      pointers.push_back(made.data);
     }
   }
 };
@@ -220,7 +222,7 @@ Compiled::Results Compiled::forward_unchecked(const Framework& framework, std::s
 }
 
 std::vector<nb::object> Compiled::backward(const Saved& saved, std::span<PyObject* const> output_grads,
-                                           std::span<PyObject* const> inputs) const {
+                                           std::span<PyObject* const> inputs, const Program* other) const {
   if (!trace_->backward)
     throw UnsupportedError("compiled program: backward was asked of a program compiled without training");
   if (saved.released)
@@ -229,7 +231,7 @@ std::vector<nb::object> Compiled::backward(const Saved& saved, std::span<PyObjec
   if (output_grads.size() != static_cast<size_t>(trace_->output_count))
     throw ShapeError("compiled program: " + std::to_string(output_grads.size()) + " output gradients given, the program has " +
                      std::to_string(trace_->output_count) + " outputs");
-  const Program& program = *trace_->backward;
+  const Program& program = other ? *other : *trace_->backward;
   const std::vector<TensorType>& types = program.inputs();
   Arguments arguments;
   arguments.pointers.reserve(types.size());

@@ -52,8 +52,9 @@ class Compiled {
   // `output_grads` has one entry for each output of the trace, None where no gradient arrives. `inputs` are those of
   // backward_saved_inputs, then the results that the backward reads (saved_outputs), where the forward was told not to
   // keep them. The result has one entry a trace input.
+  // With `program`, that one runs: a backward of the same trace for other layouts of the gradients.
   std::vector<nb::object> backward(const Saved& saved, std::span<PyObject* const> output_grads,
-                                   std::span<PyObject* const> inputs) const;
+                                   std::span<PyObject* const> inputs, const Program* program = nullptr) const;
 
  private:
   struct Arguments;

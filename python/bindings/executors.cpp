@@ -9,6 +9,7 @@
 #include "claiming/targets.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "executors/counters.h"
 #include "executors/default_list.h"
 
 namespace fulmen::python {
@@ -70,6 +71,12 @@ void bind_executors(nb::module_& m) {
       .def_prop_ro("doc", [](const ExecutorHandle& h) { return std::string(h.executor->doc()); })
       .def_prop_ro("version", [](const ExecutorHandle& h) { return h.executor->version(); })
       .def_prop_ro("unavailable_reason", [](const ExecutorHandle& h) { return h.executor->unavailable_reason(); })
+      .def_prop_ro("counters", [](const ExecutorHandle& h) {
+        nb::dict counts;
+        if (const auto* counting = dynamic_cast<const Counting*>(h.executor.get()))
+          for (const auto& [name, value] : counting->counters()) counts[name.c_str()] = value;
+        return counts;
+      })
       .def_prop_ro("available", [](const ExecutorHandle& h) { return h.executor->unavailable_reason().empty(); })
       .def("__repr__", [](const ExecutorHandle& h) {
         const std::string reason = h.executor->unavailable_reason();

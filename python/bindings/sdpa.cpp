@@ -65,12 +65,36 @@ class SdpaBackward : public BackwardState {
   SdpaBackward(std::shared_ptr<const SdpaEntry> entry, std::unique_ptr<Saved> saved) : entry_(std::move(entry)), saved_(std::move(saved)) {}
 
   PyObject* backward(PyObject* tensors, PyObject* const* grads, Py_ssize_t count) override {
-    std::vector<nb::object> results = entry_->compiled->backward(*saved_, {grads, static_cast<size_t>(count)}, items_of(tensors, "saved tensors"));
+    const std::span<PyObject* const> given{grads, static_cast<size_t>(count)};
+    const std::shared_ptr<const CompiledTrace> fitting = entry_->backward_for(given);
+    std::vector<nb::object> results;
+    try {
+      results = entry_->compiled->backward(*saved_, given, items_of(tensors, "saved tensors"), fitting ? &*fitting->backward : nullptr);
+    } catch (const UnsupportedError& error) {
+      // Revoked when it ran, and nobody else takes it.
+      if (entry_->compiled->target().kind != DeviceKind::cuda || saved_->released) throw;
+      results = with_torch(items_of(tensors, "saved tensors"), given, error.what());
+    }
     if (!torch_state().keeps_graph()) saved_->release();
     return tuple_of(results);
   }
 
  private:
+  // The gradients by PyTorch, one an input of the program.
+  std::vector<nb::object> with_torch(std::span<PyObject* const> tensors, std::span<PyObject* const> grads, const char* why) const {
+    const CompiledTrace& trace = entry_->compiled->trace();
+    nb::list operands, needs, incoming;
+    for (int i = 0; i < sdpa_operand_count; ++i) operands.append(nb::none()), needs.append(false);
+    for (size_t k = 0; k < trace.backward_saved_inputs.size(); ++k)
+      operands[static_cast<size_t>(entry_->operands[static_cast<size_t>(trace.backward_saved_inputs[k])])] = nb::borrow(tensors[k]);
+    for (int input : trace.inputs_with_grad) needs[static_cast<size_t>(entry_->operands[static_cast<size_t>(input)])] = true;
+    for (PyObject* grad : grads) incoming.append(nb::borrow(grad));
+    nb::object answer = nb::module_::import_("fulmen._attention").attr("backward_with_torch")(operands, incoming, needs, entry_->attributes(), why);
+    std::vector<nb::object> results;
+    for (int operand : entry_->operands) results.push_back(answer[static_cast<size_t>(operand)]);
+    return results;
+  }
+
   std::shared_ptr<const SdpaEntry> entry_;
   std::unique_ptr<Saved> saved_;
 };
@@ -140,6 +164,7 @@ void read_tensors(SdpaCallArguments& arguments, PyObject* const* tensors, size_t
   const bool recorded = torch.grad_enabled();
   for (size_t i = 0; i < count; ++i)
     if (tensors[i] != Py_None) arguments.add(i, tensors[i], recorded && torch.requires_grad(tensors[i]));
+  arguments.request.query = tensors[0];
   const Device device = arguments.views[0].device;
   for (size_t i = 1; i < count; ++i)
     if (arguments.request.given[i] && !(arguments.request.views[i].device == device))

@@ -5,7 +5,9 @@
 
 #include <array>
 #include <list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -32,11 +34,27 @@ struct SdpaRequest {
   std::array<bool, sdpa_operand_count> given{};
   std::array<bool, sdpa_operand_count> needs_grad{};
   SdpaOptions options;
+  PyObject* query = nullptr;  // whose stream the call runs on
 };
 
+// Calls come with the GIL held.
 struct SdpaEntry {
   std::vector<int> operands;  // program input i is operand operands[i]
   std::unique_ptr<const Compiled> compiled;
+
+  // The backward for gradients as they come in. On a GPU a gradient that lies otherwise than the result gets a backward of
+  // its own, so that nothing is copied where the library reads it as it is; null for the usual one, which copies.
+  std::shared_ptr<const CompiledTrace> backward_for(std::span<PyObject* const> grads) const;
+
+  // What the op was called with, by name; of a training call on a GPU.
+  nb::dict attributes() const;
+
+ private:
+  friend class SdpaCache;
+  static constexpr size_t layout_limit = 8;
+  std::optional<Trace> trace_;  // where backward_for may compile
+  CompileOptions options_;
+  mutable std::map<std::vector<int64_t>, std::shared_ptr<const CompiledTrace>> by_layout_;  // null: the usual one copies
 };
 
 // The trace of one call: its inputs are the operands that are given.
@@ -47,7 +65,8 @@ class SdpaCache {
  public:
   explicit SdpaCache(size_t limit = 1024) : limit_(limit) {}
 
-  // Throws the UnsupportedError of a kind that nobody runs.
+  // Throws the UnsupportedError of a kind that nobody runs, and DeviceError for a new kind while the stream is captured:
+  // compiling may build a library's plans, which no CUDA graph can hold.
   std::shared_ptr<const SdpaEntry> find(const SdpaRequest& request, const ExecutorList& executors);
 
   void clear();

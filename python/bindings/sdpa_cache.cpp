@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/builder.h"
 #include "ops/table.h"
+#include "runtime/cuda/driver.h"
 #include "sdpa.h"
 
 namespace fulmen::python {
@@ -119,6 +120,69 @@ UnsupportedError refusal_of(const Trace& trace, const CompileOptions& options) {
 
 }  // namespace
 
+namespace {
+
+bool is_captured(PyObject* tensor, Device device) {
+  if (device.kind != DeviceKind::cuda || !tensor) return false;
+  const cuda::Driver* driver = cuda::Driver::find();
+  return driver && driver->capture_state(device.index, current_stream(framework_of(tensor), device)) != cuda::CaptureState::none;
+}
+
+}  // namespace
+
+std::shared_ptr<const CompiledTrace> SdpaEntry::backward_for(std::span<PyObject* const> grads) const {
+  if (!trace_ || !compiled->trace().backward) return nullptr;
+  const CompiledTrace& usual = compiled->trace();
+  const std::vector<TensorType>& types = usual.backward->inputs();
+  const size_t first = types.size() - usual.grad_outputs.size();
+  std::vector<int64_t> key;
+  std::vector<std::optional<Dims>> layouts(static_cast<size_t>(usual.output_count));
+  bool differs = false;
+  TensorReader reader;
+  for (size_t k = 0; k < usual.grad_outputs.size(); ++k) {
+    const auto output = static_cast<size_t>(usual.grad_outputs[k]);
+    if (output >= grads.size() || grads[output] == Py_None) return nullptr;
+    const TensorType& type = types[first + k];
+    const TensorView view = reader.read(grads[output], "sdpa: gradient");
+    if (view.rank != type.rank()) return nullptr;
+    Dims strides(static_cast<size_t>(view.rank));
+    for (size_t i = 0; i < strides.size(); ++i) {
+      if (view.shape[i] != type.shape[i]) return nullptr;
+      strides[i] = view.shape[i] == 1 ? type.strides[i] : view.strides[i];
+      differs |= strides[i] != type.strides[i];
+      key.push_back(strides[i]);
+    }
+    layouts[output] = std::move(strides);
+  }
+  if (!differs) return nullptr;
+  if (const auto known = by_layout_.find(key); known != by_layout_.end()) return known->second;
+  if (by_layout_.size() >= layout_limit || is_captured(grads[0], options_.target.kind == DeviceKind::cuda
+                                                                     ? Device{DeviceKind::cuda, options_.target.device_index}
+                                                                     : Device{}))
+    return nullptr;
+  CompileOptions options = options_;
+  options.grad_layouts = std::move(layouts);
+  std::shared_ptr<const CompiledTrace> made;
+  try {
+    made = compile_trace(*trace_, options);
+  } catch (const UnsupportedError&) {
+    made = nullptr;  // then it is copied
+  }
+  return by_layout_.emplace(std::move(key), std::move(made)).first->second;
+}
+
+nb::dict SdpaEntry::attributes() const {
+  FULMEN_CHECK(trace_);
+  nb::dict result;
+  for (const auto& [name, value] : trace_->nodes.back().attrs)
+    std::visit([&, key = name.c_str()](const auto& v) {
+      using T = std::decay_t<decltype(v)>;
+      if constexpr (std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, double>) result[key] = v;
+      else if constexpr (std::is_same_v<T, std::monostate>) result[key] = nb::none();
+    }, value);
+  return result;
+}
+
 std::shared_ptr<const SdpaEntry> SdpaCache::entry_of(const Slot& slot) {
   if (slot.refused) throw UnsupportedError(*slot.refused);
   return slot.entry;
@@ -135,6 +199,8 @@ std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, con
     order_.splice(order_.begin(), order_, at->second);
     return entry_of(order_.front());
   }
+  if (is_captured(request.query, request.views[sdpa_query].device))
+    throw DeviceError("sdpa: the first call of its kind is compiled, which can't be captured in a CUDA graph; run it once before the capture");
   const Key key = scratch_;  // compiling releases the GIL, and another call may use the scratch
   const Trace trace = sdpa_trace(request);
   auto entry = std::make_shared<SdpaEntry>();
@@ -159,6 +225,10 @@ std::shared_ptr<const SdpaEntry> SdpaCache::find(const SdpaRequest& request, con
     refused = std::make_shared<const UnsupportedError>(refusal_of(trace, options));
   }
   if (compiled) entry->compiled = std::make_unique<const Compiled>(std::move(compiled), options.target);
+  if (options.training && options.target.kind == DeviceKind::cuda) {
+    entry->trace_ = trace;
+    entry->options_ = options;
+  }
   ++builds;
   if (const auto at = entries_.find(key); at != entries_.end()) return entry_of(*at->second);  // another thread was faster
   order_.push_front({key, executors, entry, std::move(refused)});

@@ -37,7 +37,10 @@ def sdpa(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
     if is_compiling():
         return _torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if dropout_p == 0.0:
-        out = _plain(q, k, v, attn_mask, is_causal, scale, enable_gqa)
+        try:
+            out = _plain(q, k, v, attn_mask, is_causal, scale, enable_gqa)
+        except UnsupportedError:  # a claim that was revoked when it ran
+            out = NotImplemented
         if out is not NotImplemented:
             return out
     return _call(
@@ -201,9 +204,33 @@ def _say(message):
 
 def _draw_seed(device):
     """Philox key and counter, int64 (2,), from the device's default generator: torch.manual_seed decides it."""
-    seed = torch.zeros(2, dtype=torch.int64, device=device)
-    seed[:1].random_()
-    return seed
+    return torch.empty(2, dtype=torch.int64, device=device).random_(0, 2**32)
+
+
+def backward_with_torch(operands, grads, needs, attributes, why):
+    """The gradients of a call on a GPU whose backward failed and that no other executor takes: PyTorch runs both directions.
+
+    `operands` in the op's order, `grads` one an output, `needs` one an operand; called from C++.
+    """
+    given = attributes.get
+    if given("dropout_p", 0.0) > 0.0:
+        raise UnsupportedError(f"{why}; the dropout of the forward that ran can't be repeated by another")
+    _say(f"sdpa: PyTorch runs this backward: {why}")
+    lse = len(grads) > 1
+    options = _Options(
+        given("is_causal", False), given("lower_right", False), given("enable_gqa", False), given("window_left", -1), given("window_right", -1),
+        given("softcap", 0.0), lse,
+    )
+    with torch.enable_grad():
+        tensors = [None if t is None else t.detach().requires_grad_(need) for t, need in zip(operands, needs)]
+        plain = options.softcap == 0.0 and not lse and options.left < 0 and options.right < 0 and not options.lower_right
+        plain = plain and not any(t is not None for t in tensors[4:])
+        outputs = _with_torch("sdpa" if plain else "attention", tensors[:9], 0.0, given("scale"), options)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        wanted = [t for t, need in zip(tensors, needs) if need]
+        pairs = [(o, g) for o, g in zip(outputs, grads) if g is not None]
+        found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)
 
 
 def _with_torch(name, tensors, dropout_p, scale, options):

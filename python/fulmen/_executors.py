@@ -56,8 +56,14 @@ def targets():
 
 
 def cache_info():
-    """Counts of the caches: attention's programs, and the memory kept for programs to use again."""
-    return {"sdpa": _core.sdpa_cache_info(), "memory": _core.memory()}
+    """Counts of the caches: attention's programs, the memory kept for programs to use again, and what executors of the
+    default list count (cuDNN's: claims, plans built in each direction, plans loaded from and written to disk)."""
+    counts = {executor.name: executor.counters for executor in _core.default_executors()}
+    return {
+        "sdpa": _core.sdpa_cache_info(),
+        "memory": _core.memory(),
+        "executors": {name: each for name, each in counts.items() if each},
+    }
 
 
 def clear_caches():

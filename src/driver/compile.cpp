@@ -44,7 +44,7 @@ std::shared_ptr<const CompiledTrace> compile(const Trace& trace, const CompileOp
   check_skipped(options.skip_passes);
   PassRunner runner(options.skip_passes, options.keep_texts);
   PipelineResult lowered =
-      run_pipeline(trace, {options.executors, options.target, options.training, options.deterministic, options.free_layouts, options.share_outputs}, runner);
+      run_pipeline(trace, {options.executors, options.target, options.training, options.deterministic, options.free_layouts, options.share_outputs, &options.grad_layouts}, runner);
   auto compiled = std::make_shared<CompiledTrace>();
   compiled->forward = build_program(lowered.forward, options.executors, options.target);
   if (lowered.backward) compiled->backward = build_program(*lowered.backward, options.executors, options.target);

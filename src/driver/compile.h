@@ -22,6 +22,9 @@ struct CompileOptions {
   // Results and input gradients may be laid out as suits their producer (attention: as the operands), and the gradients
   // that come in as the results; else all are contiguous.
   bool free_layouts = false;
+  // With free_layouts: strides of the gradients that come in, by trace output, where they aren't the result's. The forward
+  // and what it saves are the same for all of them.
+  std::vector<std::optional<Dims>> grad_layouts;
   bool share_outputs = false;  // the caller keeps results that the backward reads (CompiledTrace::saved_from_output)
 };
 

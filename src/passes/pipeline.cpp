@@ -150,7 +150,10 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
     const size_t first = halves.backward.inputs.size() - joint.grad_outputs.size();
     for (size_t k = 0; k < joint.grad_outputs.size(); ++k) {
       const ValueId output = result.forward.outputs[static_cast<size_t>(joint.grad_outputs[k])];
-      halves.backward.value(halves.backward.inputs[first + k]).type.strides = result.forward.type(output).strides;
+      const auto place = static_cast<size_t>(joint.grad_outputs[k]);
+      const bool given = options.grad_layouts && place < options.grad_layouts->size() && (*options.grad_layouts)[place];
+      halves.backward.value(halves.backward.inputs[first + k]).type.strides =
+          given ? *(*options.grad_layouts)[place] : result.forward.type(output).strides;
     }
   }
   result.backward = lower(std::move(halves.backward), options, "backward", all_outputs, runner, result.claims);

@@ -40,6 +40,7 @@ struct PipelineOptions {
   bool deterministic = false;
   bool free_layouts = false;   // of CompileOptions
   bool share_outputs = false;  // of CompileOptions
+  const std::vector<std::optional<Dims>>* grad_layouts = nullptr;  // of CompileOptions
 };
 
 // Names that may be skipped, for messages and docs.

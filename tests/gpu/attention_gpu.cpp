@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -33,6 +34,16 @@ Options options() {
 
 const Context& context() {
   static const Context& context = *new Context(options());
+  return context;
+}
+
+// Every call that can runs on a plan that many lengths share.
+const Context& sharing_context() {
+  static const Context& context = *[] {
+    Options sharing = options();
+    sharing.exact_lengths = 0;
+    return new Context(sharing);
+  }();
   return context;
 }
 
@@ -337,6 +348,78 @@ TEST(GpuCache, NoBuildAfterTheFirstCall) {
   EXPECT_EQ(fresh.cache_info().builds_backward, 1);
 }
 
+// Ever new lengths of one kind of call: few plans, right numbers, and a claim that doesn't wait for a build.
+TEST(GpuLengths, ManyLengthsSharePlans) {
+  for (const char* options_text : {"training", "causal training", "dropout=0.2", "causal"}) {
+    const bool dropout = std::string(options_text).find("dropout") != std::string::npos;
+    const Context fresh(options());
+    double longest = 0;
+    std::mt19937_64 random(1);
+    std::vector<int> lengths;
+    for (int i = 1; i <= 512; i += 7) lengths.push_back(i);
+    std::shuffle(lengths.begin(), lengths.end(), random);
+    int number = 0;
+    for (const int length : lengths) {
+      const std::string size = "[2,4," + std::to_string(length) + ",64]";
+      const std::string strides = number % 2 ? "" : "{stride=" + std::to_string(length * 256) + ",64,256,1}";
+      const Case c = parse_case("x q=bf16" + size + strides + " k=bf16" + size + " v=bf16" + size + " " + options_text);
+      const auto begin = std::chrono::steady_clock::now();
+      AttentionRun run(fresh, c.call, c.layouts);
+      const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+      if (++number > 10) longest = std::max(longest, ms);
+      if (!run.claimed()) continue;  // length 1 has no backward
+      if (!dropout) {
+        EXPECT_EQ(run.compare(data_of(static_cast<uint64_t>(length))).trouble, "") << options_text << " length " << length;
+      } else {
+        run.draw(data_of(1));
+        EXPECT_EQ(run.run_again(), run.run_again());
+      }
+    }
+    const cudnn::CacheInfo info = fresh.cache_info();
+    EXPECT_LE(info.builds_forward, 10) << options_text;
+    EXPECT_LE(info.builds_backward, 10) << options_text;
+    EXPECT_GT(info.shared, 50) << options_text;
+    std::printf("  %s: %zu lengths, %lld + %lld builds, %lld shared, longest claim after the 10th %.1f ms\n", options_text, lengths.size(),
+                static_cast<long long>(info.builds_forward), static_cast<long long>(info.builds_backward),
+                static_cast<long long>(info.shared), longest);
+  }
+}
+
+TEST(GpuLengths, CrossAndGroupedCallsShareToo) {
+  Options opts = options();
+  opts.exact_lengths = 0;
+  const Context fresh(opts);
+  for (const char* line : {"q=bf16[2,8,100,64] k=bf16[2,2,333,64] training", "q=f16[1,4,700,128] causal training",
+                           "q=bf16[2,4,1,64] k=bf16[2,4,77,64]", "q=bf16[2,4,300,64] k=bf16[2,4,100,64] causal training",
+                           "q=bf16[1,2,130,192] v=bf16[1,2,130,128] causal training", "q=bf16[2,4,96,64] training grad_strides=0,0,0,0",
+                           "q=bf16[2,4,96,64] training deterministic"}) {
+    const Case c = parse_case(std::string("x ") + line);
+    AttentionRun run(fresh, c.call, c.layouts);
+    ASSERT_TRUE(run.claimed()) << line << run.refusal();
+    for (const double shift : {0.0, -120.0}) {
+      Data data = data_of(3);
+      data.shift = shift;
+      if (shift != 0) data.query_scale = data.key_scale = 0.1;
+      EXPECT_EQ(run.compare(data).trouble, "") << line << " shift " << shift;
+    }
+  }
+  EXPECT_EQ(fresh.cache_info().shared, 7);
+}
+
+// Times of a shared plan beside the exact one.
+TEST(GpuTimes, SharedPlans) {
+  Options opts = options();
+  opts.exact_lengths = 0;
+  const Context sharing(opts);
+  for (const char* line : {"q=bf16[2,32,3840,128]{stride=15728640,128,4096,1} causal training", "q=bf16[8,12,900,64]{stride=691200,64,768,1} causal training",
+                           "q=bf16[16,12,200,64]{stride=153600,64,768,1} training"}) {
+    const Case c = parse_case(std::string("x ") + line);
+    AttentionRun exact(context(), c.call, c.layouts), shared(sharing, c.call, c.layouts);
+    const auto a = exact.time(20), b = shared.time(20);
+    std::printf("  time %-70s exact %.3f + %.3f ms, shared %.3f + %.3f ms\n", line, a.forward, a.backward, b.forward, b.backward);
+  }
+}
+
 std::string verdict(const Claim& claim) {
   return is_claimed(claim) ? "claimed" : std::to_string(static_cast<int>(std::get<Refusal>(claim).code));
 }
@@ -454,7 +537,8 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
     const Drawn d = draw_call(random);
     ++shapes;
     expect_same_verdict(d.call, d.layouts, "FULMEN_FUZZ_SEED=" + std::to_string(seed) + " " + d.text);
-    AttentionRun run(context(), d.call, d.layouts);
+    // A quarter runs on padded plans, as calls of many lengths do.
+    AttentionRun run(seed % 4 == 0 ? sharing_context() : context(), d.call, d.layouts);
     if (!run.claimed()) {
       ++refused, ++done;
       ++refusals[run.refusal().substr(0, 60)];

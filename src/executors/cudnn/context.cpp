@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cstdio>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "executors/cudnn/cudnn.h"
@@ -47,9 +49,14 @@ struct Context::State {
   size_t plan_holders = 0;
   std::mutex asking;  // one question at a time: first claims are rare, and a plan is built once
   std::atomic<uint64_t> clock{0};
-  std::atomic<int64_t> claims{0}, claim_hits{0}, proofs{0}, evictions{0};
+  std::atomic<int64_t> claims{0}, claim_hits{0}, proofs{0}, evictions{0}, shared_claims{0};
   std::shared_ptr<Plans> plans;  // made on the first claim for a GPU at hand; under `asking`
   std::shared_ptr<Converter> converter;
+  // What was proven on a device at hand and runs on shared plans, by its own plans' words: other claims that come to the
+  // same (other layouts of what arrives) aren't proven again; under `asking`.
+  std::unordered_set<std::vector<int64_t>, WordsHash> proven;
+  // Lengths with plans of their own, by family (problem.h); under `asking`.
+  std::unordered_map<std::vector<int64_t>, std::set<std::pair<int64_t, int64_t>>, WordsHash> exact_lengths;
 
   const Library& library() const {
     const Library& opened = open_library(options);
@@ -95,6 +102,7 @@ struct Context::State {
   Claim ask(const SdpaCall& call, const Target& target, const SdpaLayouts& layouts, bool forward_only);
   Claim ask_described(const Problem& problem, const Target& target, const Library& opened, bool forward_only);
   Claim ask_device(const Problem& problem, const Target& target, const Library& opened);
+  bool share_plans(const Problem& proven, const Target& target, const Side& side, const Library& opened, DevicePlans& into);
   Plan plan_of(Problem problem, const Library& opened, PlanDirection forward, std::optional<PlanDirection> backward,
                std::shared_ptr<const void> device_plans) const;
 };
@@ -135,7 +143,7 @@ Claim Context::State::ask_described(const Problem& problem, const Target& target
   const Side side{nullptr, target.description, target.compute_capability};
   int asked = 0;
   std::lock_guard lock(asking);
-  auto outcome = prove(problem, side, {opened.version, target.name, options.workspace_limit_bytes, forward_only}, asked);
+  auto outcome = prove(problem, side, {opened.version, target.name, options.workspace_limit_bytes, forward_only, options.ignored_faults}, asked);
   proofs += asked;
   if (auto* refusal = std::get_if<Refusal>(&outcome)) return std::move(*refusal);
   Proof& proof = std::get<Proof>(outcome);
@@ -143,6 +151,39 @@ Claim Context::State::ask_described(const Problem& problem, const Target& target
   if (problem.training && !forward_only)
     backward = PlanDirection{proof.backward.plan, proof.backward.workspace_bytes};
   return plan_of(std::move(proof.problem), opened, {proof.forward.plan, proof.forward.workspace_bytes}, backward, nullptr);
+}
+
+// A kind of call that comes in ever new lengths: from the exact_lengths-th on they share padded plans, built once a power
+// of two, so that a run over many lengths builds few. False where the call gets plans of its own.
+bool Context::State::share_plans(const Problem& proven, const Target& target, const Side& side, const Library& opened,
+                                 DevicePlans& into) {
+  auto& lengths = exact_lengths[family_words(proven)];
+  const std::pair mine{proven.query_len(), proven.key_len()};
+  if (lengths.count(mine) || lengths.size() < options.exact_lengths) {
+    lengths.insert(mine);
+    return false;
+  }
+  const std::optional<Problem> shared = shared_problem(proven, length_bucket(proven));
+  if (!shared) return false;
+  auto forward = plans->find(*shared, Direction::forward, target);
+  auto backward = shared->training ? plans->find(*shared, Direction::backward, target) : nullptr;
+  if (!forward || (shared->training && !backward)) {
+    int asked = 0;
+    auto outcome = prove(*shared, side, {opened.version, target.name, options.workspace_limit_bytes, false, options.ignored_faults}, asked);
+    proofs += asked;
+    auto* proof = std::get_if<Proof>(&outcome);
+    if (!proof) return false;
+    std::string reasons;
+    if (!forward) forward = plans->build(*shared, Direction::forward, target, std::move(proof->forward_graph), reasons);
+    if (shared->training && !backward)
+      backward = plans->build(*shared, Direction::backward, target, std::move(proof->backward_graph), reasons);
+    if (!forward || (shared->training && !backward)) return false;
+  }
+  into.forward = std::move(forward);
+  into.backward = std::move(backward);
+  into.shared = shared;
+  ++shared_claims;
+  return true;
 }
 
 Claim Context::State::ask_device(const Problem& problem, const Target& target, const Library& opened) {
@@ -160,22 +201,39 @@ Claim Context::State::ask_device(const Problem& problem, const Target& target, c
   device_plans->plans = plans;
   device_plans->converter = converter;
   // Built before, by this process or another: then it was proven before, too.
-  Problem chosen = cured(problem, opened.version, target.compute_capability);
-  if (!refusing_fault(chosen, opened.version, target.compute_capability)) {
+  Problem chosen = cured(problem, opened.version, target.compute_capability, options.ignored_faults);
+  if (!refusing_fault(chosen, opened.version, target.compute_capability, options.ignored_faults)) {
     device_plans->forward = plans->find(chosen, Direction::forward, target);
     if (chosen.training) device_plans->backward = plans->find(chosen, Direction::backward, target);
+  }
+  std::vector<int64_t> words = plan_words(chosen, false);
+  const std::vector<int64_t> backward_words = plan_words(chosen, true);
+  words.insert(words.end(), backward_words.begin(), backward_words.end());
+  words.push_back(target.device_index);
+  const auto share = [&](const Side& side) {
+    if (!share_plans(chosen, target, side, opened, *device_plans)) return;
+    if (proven.size() >= options.claim_limit) proven.clear();
+    proven.insert(words);
+    chosen.full_lengths = false;
+    chosen.steps = {"copied into padded tensors of length " + std::to_string(device_plans->shared->query_len()) +
+                    ", whose plan many lengths share (docs/attention.md)"};
+  };
+  if (!device_plans->forward && proven.count(words)) {
+    const cuda::ContextGuard guard(cuda::Driver::require(), target.device_index);
+    share({plans->handle(target.device_index, nullptr), target.description, target.compute_capability});
   }
   if (!device_plans->forward || (chosen.training && !device_plans->backward)) {
     const cuda::ContextGuard guard(cuda::Driver::require(), target.device_index);
     const Side side{plans->handle(target.device_index, nullptr), target.description, target.compute_capability};
     int asked = 0;
-    auto outcome = prove(problem, side, {opened.version, target.name, options.workspace_limit_bytes, false}, asked);
+    auto outcome = prove(problem, side, {opened.version, target.name, options.workspace_limit_bytes, false, options.ignored_faults}, asked);
     proofs += asked;
     if (auto* refusal = std::get_if<Refusal>(&outcome)) return std::move(*refusal);
     Proof& proof = std::get<Proof>(outcome);
     chosen = std::move(proof.problem);
     std::string reasons;
     const std::string library_name = "sdpa: cudnn " + version_text(opened.version);
+    share(side);
     if (!device_plans->forward)
       device_plans->forward = plans->build(chosen, Direction::forward, target, std::move(proof.forward_graph), reasons);
     if (!device_plans->forward)
@@ -252,6 +310,7 @@ CacheInfo Context::cache_info() const {
   info.claim_hits = state_->claim_hits;
   info.proofs = state_->proofs;
   info.evictions = state_->evictions;
+  info.shared = state_->shared_claims;
   std::lock_guard lock(state_->asking);
   if (!state_->plans) return info;
   const PlanCounters& counters = state_->plans->counters();

@@ -21,59 +21,117 @@ __device__ long long offset_of(const Form& form, long long b, long long h, long 
   return b * form.strides[0] + h * form.strides[1] + q * form.strides[2] + k * form.strides[3];
 }
 
-// One block a row of the bias. kind 0: bool mask. kind 1: additive mask, copied. closed is -inf in the bias's dtype.
+// Pieces of 16 bytes of a row, as the mask's elements read together.
+template <class T, int bytes> struct Together;
+template <> struct Together<unsigned short, 1> { typedef uint2 type; };
+template <> struct Together<unsigned short, 2> { typedef uint4 type; };
+template <> struct Together<unsigned, 1> { typedef unsigned type; };
+template <> struct Together<unsigned, 4> { typedef uint4 type; };
+
+// One row of the bias, by a warp: 16 bytes a lane at a time where the mask's row allows it, two of them under way.
+// S: the mask's element, a byte for a bool mask. Without `bias` the row is read until an open key is found. Gives whether
+// there is one.
+template <class T, class S>
+__device__ int read_row(int lane, const S* mask, long long step, long long keys, long long stride, T* bias, T closed) {
+  constexpr int together = 16 / sizeof(T), ahead = 2;
+  typedef typename Together<T, sizeof(S)>::type Words;
+  const bool whole = step == 1 && reinterpret_cast<unsigned long long>(mask) % sizeof(Words) == 0;
+  const bool aligned = reinterpret_cast<unsigned long long>(bias) % 16 == 0;
+  int any = 0;
+  for (long long begin = 0; begin < stride; begin += 32 * together * ahead) {
+    union { S values[together]; Words words; } read[ahead];
+    #pragma unroll
+    for (int piece = 0; piece < ahead; ++piece) {
+      const long long k = begin + (piece * 32 + lane) * together;
+      if (whole && k + together <= keys)
+        read[piece].words = *reinterpret_cast<const Words*>(mask + k);
+      else
+        for (int i = 0; i < together; ++i) read[piece].values[i] = k + i < keys ? mask[(k + i) * step] : S(0);
+    }
+    #pragma unroll
+    for (int piece = 0; piece < ahead; ++piece) {
+      const long long k = begin + (piece * 32 + lane) * together;
+      union { T values[together]; uint4 words; } made;
+      for (int i = 0; i < together; ++i) {
+        const S value = read[piece].values[i];
+        made.values[i] = k + i >= keys ? closed : sizeof(S) == 1 ? (value ? T(0) : closed) : T(value);
+        any |= made.values[i] != closed;
+      }
+      if (bias && aligned && k + together <= stride)
+        *reinterpret_cast<uint4*>(bias + k) = made.words;
+      else if (bias)
+        for (int i = 0; i < together && k + i < stride; ++i) bias[k + i] = made.values[i];
+    }
+    if (!bias && __any_sync(~0u, any)) return 1;
+  }
+  return __any_sync(~0u, any);
+}
+
+// One warp a row of the bias, eight a block, then blocks that open the lse. kind 0: bool mask. kind 1: additive mask,
+// copied. closed is -inf in the bias's dtype.
 template <class T>
-__device__ void read_row(const Form mask, const void* mask_data, int kind, const Form bias, T* bias_data, T closed,
-                         unsigned char* open) {
-  const long long row = blockIdx.x;
+__device__ void prepare(const Form& mask, const void* mask_data, int kind, const Form& bias, T* bias_data, T closed,
+                        unsigned char* open, long long rows, const float* lse, float* lse_to, long long lse_count) {
+  const long long row_blocks = (rows + 7) / 8;
+  if (blockIdx.x >= row_blocks) {
+    const long long i = (blockIdx.x - row_blocks) * (long long)blockDim.x + threadIdx.x;
+    if (i >= lse_count) return;
+    const float value = lse[i];
+    lse_to[i] = value == __int_as_float(0xff800000) ? __int_as_float(0x7f800000) : value;
+    return;
+  }
+  const int lane = threadIdx.x % 32;
+  const long long row = blockIdx.x * 8ll + threadIdx.x / 32;
+  if (row >= rows) return;
   const long long q = row % bias.dims[2], h = row / bias.dims[2] % bias.dims[1], b = row / bias.dims[2] / bias.dims[1];
   // A mask dimension of 1 under a wider bias repeats.
   const long long from = offset_of(mask, mask.dims[0] == 1 ? 0 : b, mask.dims[1] == 1 ? 0 : h, mask.dims[2] == 1 ? 0 : q, 0);
   const long long step = mask.dims[3] == 1 ? 0 : mask.strides[3];
-  const long long to = offset_of(bias, b, h, q, 0);
+  T* to = bias_data ? bias_data + offset_of(bias, b, h, q, 0) : nullptr;
   // Rows lie `stride` apart; what is between the last key and the next row is closed too.
   long long stride = bias.dims[3];
   for (int i = 2; i >= 0; --i)
     if (bias.dims[i] > 1) { stride = bias.strides[i]; break; }
-  if (stride < bias.dims[3] || stride > bias.dims[3] + 8) stride = bias.dims[3];
-  int any = 0;
-  for (long long k = threadIdx.x; k < stride; k += blockDim.x) {
-    T value = closed;
-    if (k < bias.dims[3]) {
-      if (kind == 0)
-        value = static_cast<const unsigned char*>(mask_data)[from + k * step] ? T(0) : closed;
-      else
-        value = static_cast<const T*>(mask_data)[from + k * step];
-      any |= value != closed;
-    }
-    if (bias_data) bias_data[to + k] = value;
-  }
-  any = __syncthreads_or(any);
-  if (open && threadIdx.x == 0) open[row] = any != 0;
+  if (!to || stride < bias.dims[3] || stride > bias.dims[3] + 8) stride = bias.dims[3];
+  const int any = kind == 0
+      ? read_row<T>(lane, static_cast<const unsigned char*>(mask_data) + from, step, bias.dims[3], stride, to, closed)
+      : read_row<T>(lane, static_cast<const T*>(mask_data) + from, step, bias.dims[3], stride, to, closed);
+  if (open && lane == 0) open[row] = any != 0;
 }
 
-extern "C" __global__ void mask2(Form mask, const void* data, int kind, Form bias, unsigned short* to,
-                                 unsigned closed, unsigned char* open) {
-  read_row<unsigned short>(mask, data, kind, bias, to, static_cast<unsigned short>(closed), open);
+extern "C" __global__ void mask2(Form mask, const void* data, int kind, Form bias, unsigned short* to, unsigned closed,
+                                 unsigned char* open, long long rows, const float* lse, float* lse_to, long long lse_count) {
+  prepare<unsigned short>(mask, data, kind, bias, to, static_cast<unsigned short>(closed), open, rows, lse, lse_to, lse_count);
 }
 extern "C" __global__ void mask4(Form mask, const void* data, int kind, Form bias, unsigned* to, unsigned closed,
-                                 unsigned char* open) {
-  read_row<unsigned>(mask, data, kind, bias, to, closed, open);
+                                 unsigned char* open, long long rows, const float* lse, float* lse_to, long long lse_count) {
+  prepare<unsigned>(mask, data, kind, bias, to, closed, open, rows, lse, lse_to, lse_count);
 }
 
-template <class T>
-__device__ void copy_all(const Form from, const T* source, const Form to, T* target, long long count) {
-  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
-    const long long k = i % to.dims[3], q = i / to.dims[3] % to.dims[2], h = i / to.dims[3] / to.dims[2] % to.dims[1],
-                    b = i / to.dims[3] / to.dims[2] / to.dims[1];
-    target[offset_of(to, b, h, q, k)] = source ? source[offset_of(from, b, h, q, k)] : T(0);
+template <class T, class Index>
+__device__ void copy_range(const Form& from, const T* source, const Form& to, T* target, Index count) {
+  const Index keys = to.dims[3], queries = to.dims[2], heads = to.dims[1];
+  for (Index i = blockIdx.x * (Index)blockDim.x + threadIdx.x; i < count; i += (Index)gridDim.x * blockDim.x) {
+    const Index row = i / keys, k = i - row * keys, plane = row / queries, q = row - plane * queries, b = plane / heads,
+                h = plane - b * heads;
+    target[offset_of(to, b, h, q, k)] = source && q < from.dims[2] ? source[offset_of(from, b, h, q, k)] : T();
   }
+}
+template <class T>
+__device__ void copy_all(const Form& from, const T* source, const Form& to, T* target, long long count) {
+  if (count < 0x7fff0000ll - (long long)gridDim.x * blockDim.x)
+    copy_range<T, unsigned>(from, source, to, target, static_cast<unsigned>(count));
+  else
+    copy_range<T, long long>(from, source, to, target, count);
 }
 extern "C" __global__ void copy2(Form from, const unsigned short* source, Form to, unsigned short* target, long long count) {
   copy_all<unsigned short>(from, source, to, target, count);
 }
 extern "C" __global__ void copy4(Form from, const unsigned* source, Form to, unsigned* target, long long count) {
   copy_all<unsigned>(from, source, to, target, count);
+}
+extern "C" __global__ void copy16(Form from, const uint4* source, Form to, uint4* target, long long count) {
+  copy_all<uint4>(from, source, to, target, count);
 }
 
 template <class T>
@@ -257,7 +315,8 @@ const Converter::Loaded& Converter::loaded(int device) {
   const std::string code = compile_cuda(source_text, driver.device(device).compute_capability, cudnn_folder_);
   void* module = driver.load_module(device, code.c_str());
   auto made = std::make_unique<Loaded>();
-  static constexpr const char* names[] = {"mask2", "mask4", "copy2", "copy4", "close2", "close4", "open_lse", "sum_all"};
+  static constexpr const char* names[] = {"mask2",  "mask4",  "copy2",    "copy4",
+                                          "copy16", "close2", "close4", "open_lse", "sum_all"};
   for (int i = 0; i < function_count; ++i)
     made->functions[static_cast<size_t>(i)] = driver.function(device, module, names[i]);
   slot = std::move(made);
@@ -265,24 +324,41 @@ const Converter::Loaded& Converter::loaded(int device) {
 }
 
 void Converter::read_mask(int device, void* stream, const TensorForm& mask, const void* mask_data,
-                          const TensorForm& bias, void* bias_data, uint8_t* open) {
+                          const TensorForm& bias, void* bias_data, uint8_t* open, const float* lse_from, float* lse_to,
+                          int64_t lse_count) {
   KernelForm mask_form(mask), bias_form(bias);
   int kind = mask.dtype == DType::boolean ? 0 : 1;
   unsigned closed = minus_infinity(bias.dtype);
-  void* arguments[] = {&mask_form, &mask_data, &kind, &bias_form, &bias_data, &closed, &open};
-  const int64_t rows = bias.dims[0] * bias.dims[1] * bias.dims[2];
-  const unsigned threads = static_cast<unsigned>(std::clamp<int64_t>((bias.dims[3] + 31) / 32 * 32, 32, 256));
+  long long rows = bias.dims[0] * bias.dims[1] * bias.dims[2], count = lse_count;
+  void* arguments[] = {&mask_form, &mask_data, &kind, &bias_form, &bias_data, &closed, &open, &rows, &lse_from, &lse_to, &count};
+  const int64_t blocks = (rows + 7) / 8 + (lse_count + 255) / 256;
   cuda::Driver::require().launch(device, loaded(device).functions[dtype_bytes(bias.dtype) == 2 ? mask2 : mask4],
-                                 blocks_for(rows, 1), threads, stream, arguments);
+                                 blocks_for(blocks, 1), 256, stream, arguments);
 }
 
 void Converter::copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
                      void* to_data) {
   KernelForm from_form(from), to_form(to);
-  long long count = to.element_count();
+  const int64_t size = static_cast<int64_t>(dtype_bytes(to.dtype)), together = 16 / size;
+  // Rows that are whole pieces of 16 bytes on both sides move as such.
+  const auto whole = [&](const TensorForm& form, const void* data) {
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || form.dims[3] % together != 0 || form.strides[3] != 1) return false;
+    for (int i = 0; i < 3; ++i)
+      if (form.dims[i] > 1 && form.strides[i] % together != 0) return false;
+    return true;
+  };
+  Function function = size == 2 ? copy2 : copy4;
+  if (whole(from, from_data) && whole(to, to_data)) {
+    function = copy16;
+    for (KernelForm* form : {&from_form, &to_form}) {
+      form->dims[3] /= together;
+      for (int i = 0; i < 3; ++i) form->strides[i] /= together;
+    }
+  }
+  long long count = to_form.dims[0] * to_form.dims[1] * to_form.dims[2] * to_form.dims[3];
   void* arguments[] = {&from_form, &from_data, &to_form, &to_data, &count};
-  cuda::Driver::require().launch(device, loaded(device).functions[dtype_bytes(to.dtype) == 2 ? copy2 : copy4],
-                                 std::min(blocks_for(count, 256), 65535u), 256, stream, arguments);
+  cuda::Driver::require().launch(device, loaded(device).functions[function], std::min(blocks_for(count, 256), 65535u), 256,
+                                 stream, arguments);
 }
 
 void Converter::sum(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
@@ -296,7 +372,29 @@ void Converter::sum(int device, void* stream, const TensorForm& from, const void
 }
 
 void Converter::fill_zero(int device, void* stream, const TensorForm& form, void* data) {
+  if (form.span() == form.element_count() && form.span_bytes() % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 4 == 0)
+    return cuda::Driver::require().fill_words(device, data, 0, form.span_bytes() / 4, stream);
   copy(device, stream, form, nullptr, form, data);
+}
+
+const void* Converter::constant_lengths(int device, int64_t batch, int64_t length) {
+  const cuda::Driver& driver = cuda::Driver::require();
+  std::lock_guard lock(mutex_);
+  const void*& known = lengths_[{device, batch, length}];
+  if (known) return known;
+  const std::vector<int32_t> values(static_cast<size_t>(batch), static_cast<int32_t>(length));
+  const size_t bytes = (values.size() * sizeof(int32_t) + 15) / 16 * 16;
+  LengthChunk& chunk = chunks_[device];
+  if (chunk.left < bytes) {
+    const size_t size = std::max<size_t>(bytes, 1 << 16);
+    chunk = {static_cast<char*>(driver.allocate_now(device, size)), size};
+  }
+  void* place = chunk.next;
+  driver.copy_to_device(device, place, values.data(), values.size() * sizeof(int32_t), nullptr);
+  driver.synchronize(device, nullptr);
+  chunk.next += bytes;
+  chunk.left -= bytes;
+  return known = place;
 }
 
 void Converter::close_rows(int device, void* stream, const TensorForm& bias, const uint8_t* open,

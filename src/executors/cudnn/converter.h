@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "executors/cudnn/problem.h"
@@ -20,11 +22,16 @@ class Converter {
   explicit Converter(std::string cudnn_folder) : cudnn_folder_(std::move(cudnn_folder)) {}
 
   // Writes the mask as a bias (bool: 0 and -inf; float: copied) with the columns up to each row's stride closed, and for
-  // each row of the bias whether any key is open. `bias` or `open` may be null where one isn't wanted.
+  // each row of the bias whether any key is open. `bias` or `open` may be null where one isn't wanted. With an lse, does
+  // what open_lse does in the same launch.
   void read_mask(int device, void* stream, const TensorForm& mask, const void* mask_data, const TensorForm& bias,
-                 void* bias_data, uint8_t* open);
+                 void* bias_data, uint8_t* open, const float* lse_from = nullptr, float* lse_to = nullptr,
+                 int64_t lse_count = 0);
 
-  // Elementwise between two layouts of the same dims and dtype.
+  // i32 [batch] on the device, all `length`: written once and kept, so that captured graphs can be replayed at any time.
+  const void* constant_lengths(int device, int64_t batch, int64_t length);
+
+  // Elementwise between two layouts of the same dims and dtype. Rows of `to` beyond those of `from` become 0.
   void copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
             void* to_data);
 
@@ -43,7 +50,7 @@ class Converter {
   void open_lse(int device, void* stream, const float* lse, float* to, int64_t count);
 
  private:
-  enum Function { mask2, mask4, copy2, copy4, close2, close4, lse, sum_all, function_count };
+  enum Function { mask2, mask4, copy2, copy4, copy16, close2, close4, lse, sum_all, function_count };
   struct Loaded {
     std::array<void*, function_count> functions{};
   };
@@ -52,6 +59,12 @@ class Converter {
   std::string cudnn_folder_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Loaded>> devices_;
+  struct LengthChunk {
+    char* next = nullptr;
+    size_t left = 0;
+  };
+  std::map<std::tuple<int, int64_t, int64_t>, const void*> lengths_;  // by device, batch and length
+  std::map<int, LengthChunk> chunks_;
 };
 
 // The kernels' source, for tests: NVRTC compiles it without a GPU.

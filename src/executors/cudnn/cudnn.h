@@ -29,6 +29,7 @@ struct CacheInfo {
   int64_t evictions = 0;
   int64_t plan_failures = 0;  // plans that failed to build or run; the next one was tried
   int64_t plans = 0;          // held now
+  int64_t shared = 0;         // claims that run on a plan shared by many lengths
 };
 
 // What a claim's Plan::data points to.

@@ -9,24 +9,6 @@ namespace fulmen::cudnn {
 
 namespace {
 
-constexpr size_t alignment = 256;
-
-// Hands out aligned pieces of the caller's workspace; without one it only adds up.
-class Pieces {
- public:
-  explicit Pieces(void* base) : base_(static_cast<char*>(base)) {}
-  void* take(size_t bytes) {
-    void* piece = base_ ? base_ + used_ : nullptr;
-    used_ += (bytes + alignment - 1) / alignment * alignment;
-    return piece;
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
-
 // The library loads 16 bytes at a time; a tensor that starts elsewhere is copied for the run. Rare: such a start comes
 // from a slice at an odd offset.
 class AlignedTensors {
@@ -82,6 +64,11 @@ class DeviceKernel : public SdpaKernel {
  public:
   DeviceKernel(std::shared_ptr<const ClaimedProblem> claimed, std::shared_ptr<const DevicePlans> plans, int device)
       : claimed_(std::move(claimed)), plans_(std::move(plans)), device_(device) {
+    const Problem& p = problem();
+    if (p.passes_lengths(p.training)) {
+      query_lengths_ = plans_->converter->constant_lengths(device, p.batch(), p.query_len());
+      if (!p.key_lengths) key_lengths_ = plans_->converter->constant_lengths(device, p.batch(), p.key_len());
+    }
     Pieces forward(nullptr), backward(nullptr);
     take_forward(forward);
     workspace_bytes_ = forward.used();
@@ -105,7 +92,6 @@ class DeviceKernel : public SdpaKernel {
     void* library = nullptr;
     void* bias = nullptr;
     void* open = nullptr;
-    void *query_lengths = nullptr, *key_lengths = nullptr;
     size_t library_bytes = 0;
   };
   struct BackwardPieces : ForwardPieces {
@@ -116,10 +102,6 @@ class DeviceKernel : public SdpaKernel {
     const Problem& p = problem();
     // Rows are padded to a multiple of 16 bytes, and so is the last one.
     if (p.converts_mask()) taken.bias = pieces.take(p.bias->span_bytes() + 16);
-    if (p.passes_lengths()) {
-      taken.query_lengths = pieces.take(static_cast<size_t>(p.batch()) * sizeof(int32_t));
-      if (!p.key_lengths) taken.key_lengths = pieces.take(static_cast<size_t>(p.batch()) * sizeof(int32_t));
-    }
   }
 
   ForwardPieces take_forward(Pieces& pieces) const {
@@ -128,7 +110,10 @@ class DeviceKernel : public SdpaKernel {
     taken.library_bytes = plans_->forward->workspace_bytes();
     taken.library = pieces.take(taken.library_bytes);
     take_shared(pieces, taken);
-    if (p.bias) taken.open = pieces.take(static_cast<size_t>(p.bias->dims[0] * p.bias->dims[1] * p.bias->dims[2]));
+    if (p.bias) {
+      const Sizes stored = stored_form(*p.bias).dims;
+      taken.open = pieces.take(static_cast<size_t>(stored[0] * stored[1] * stored[2]));
+    }
     return taken;
   }
 
@@ -147,33 +132,31 @@ class DeviceKernel : public SdpaKernel {
 
   // Slots that both directions fill, and the conversions they need.
   void fill_shared(void* (&slots)[slot_count], const RunContext& context, const Forward& t, const ForwardPieces& pieces,
-                   float& scale) const {
+                   float& scale, float* opened_lse) const {
     const Problem& p = problem();
-    const cuda::Driver& driver = cuda::Driver::require();
+    Converter& converter = *plans_->converter;
     slots[slot_scale] = &scale;
     if (p.dropout_p > 0.0) {
       slots[slot_seed] = const_cast<void*>(t.seed);
       slots[slot_offset] = static_cast<int64_t*>(const_cast<void*>(t.seed)) + 1;
     }
-    if (p.passes_lengths()) {
-      const auto count = static_cast<size_t>(p.batch());
-      slots[slot_query_lengths] = pieces.query_lengths;
-      driver.fill_words(device_, pieces.query_lengths, static_cast<uint32_t>(p.query_len()), count, context.stream);
-      slots[slot_key_lengths] = p.key_lengths ? const_cast<void*>(t.key_lengths) : pieces.key_lengths;
-      if (!p.key_lengths)
-        driver.fill_words(device_, pieces.key_lengths, static_cast<uint32_t>(p.key_len()), count, context.stream);
+    if (query_lengths_) slots[slot_query_lengths] = const_cast<void*>(query_lengths_);
+    if (query_lengths_) slots[slot_key_lengths] = const_cast<void*>(p.key_lengths ? t.key_lengths : key_lengths_);
+    const auto* lse = static_cast<const float*>(t.lse);
+    if (!p.bias || !(p.converts_mask() || pieces.open)) {
+      if (opened_lse) converter.open_lse(device_, context.stream, lse, opened_lse, p.lse.element_count());
+    } else {
+      converter.read_mask(device_, context.stream, *p.mask_in, t.mask, stored_form(*p.bias), pieces.bias,
+                          static_cast<uint8_t*>(pieces.open), lse, opened_lse, opened_lse ? p.lse.element_count() : 0);
     }
-    if (!p.bias) return;
-    slots[slot_bias] = p.converts_mask() ? pieces.bias : const_cast<void*>(t.mask);
-    if (p.converts_mask() || pieces.open)
-      plans_->converter->read_mask(device_, context.stream, *p.mask_in, t.mask, *p.bias, pieces.bias,
-                                   static_cast<uint8_t*>(pieces.open));
+    if (p.bias) slots[slot_bias] = p.converts_mask() ? pieces.bias : const_cast<void*>(t.mask);
   }
 
   std::shared_ptr<const ClaimedProblem> claimed_;
   std::shared_ptr<const DevicePlans> plans_;
   int device_;
   size_t workspace_bytes_ = 0;
+  const void *query_lengths_ = nullptr, *key_lengths_ = nullptr;  // constant, where a direction passes lengths
 };
 
 void DeviceKernel::run_forward(const RunContext& context, const Forward& t, double scale) const {
@@ -183,16 +166,16 @@ void DeviceKernel::run_forward(const RunContext& context, const Forward& t, doub
   AlignedTensors aligned(*plans_->converter, device_, context.stream);
   void* slots[slot_count] = {};
   float run_scale = static_cast<float>(scale);
-  fill_shared(slots, context, t, taken, run_scale);
+  fill_shared(slots, context, t, taken, run_scale, nullptr);
   slots[slot_query] = aligned.input(p.query, t.query);
   slots[slot_key] = aligned.input(p.key, t.key);
   slots[slot_value] = aligned.input(p.value, t.value);
-  if (p.bias && !p.converts_mask()) slots[slot_bias] = aligned.input(*p.bias, t.mask);
+  if (p.bias && !p.converts_mask()) slots[slot_bias] = aligned.input(stored_form(*p.bias), t.mask);
   slots[slot_out] = aligned.output(p.out, t.out);
   slots[slot_lse] = t.lse;
   plans_->forward->execute(context.stream, slots, taken.library, taken.library_bytes);
   if (may_close_rows())
-    plans_->converter->close_rows(device_, context.stream, p.bias ? *p.bias : p.out,
+    plans_->converter->close_rows(device_, context.stream, p.bias ? stored_form(*p.bias) : p.out,
                                   static_cast<const uint8_t*>(taken.open),
                                   p.key_lengths ? static_cast<const int32_t*>(t.key_lengths) : nullptr, p.out,
                                   slots[slot_out], p.training ? static_cast<float*>(t.lse) : nullptr);
@@ -208,18 +191,13 @@ void DeviceKernel::run_backward(const RunContext& context, const Backward& t, do
   AlignedTensors aligned(converter, device_, context.stream);
   void* slots[slot_count] = {};
   float run_scale = static_cast<float>(scale);
-  fill_shared(slots, context, t.forward, taken, run_scale);
+  fill_shared(slots, context, t.forward, taken, run_scale, static_cast<float*>(taken.lse));
   slots[slot_query] = aligned.input(p.query, t.forward.query);
   slots[slot_key] = aligned.input(p.key, t.forward.key);
   slots[slot_value] = aligned.input(p.value, t.forward.value);
-  if (p.bias && !p.converts_mask()) slots[slot_bias] = aligned.input(*p.bias, t.forward.mask);
+  if (p.bias && !p.converts_mask()) slots[slot_bias] = aligned.input(stored_form(*p.bias), t.forward.mask);
   slots[slot_out] = aligned.input(p.out, t.forward.out);
-  slots[slot_lse] = t.forward.lse;
-  if (taken.lse) {
-    converter.open_lse(device_, context.stream, static_cast<const float*>(t.forward.lse),
-                       static_cast<float*>(taken.lse), p.lse.element_count());
-    slots[slot_lse] = taken.lse;
-  }
+  slots[slot_lse] = taken.lse ? taken.lse : t.forward.lse;
   if (taken.out_grad) {
     converter.copy(device_, context.stream, p.out_grad_in, t.out_grad, p.out_grad, taken.out_grad);
     slots[slot_out_grad] = taken.out_grad;
@@ -251,6 +229,7 @@ void DeviceKernel::run_backward(const RunContext& context, const Backward& t, do
 
 std::shared_ptr<const SdpaKernel> make_device_kernel(std::shared_ptr<const ClaimedProblem> claimed,
                                                      std::shared_ptr<const DevicePlans> plans, int device) {
+  if (plans->shared) return make_shared_kernel(std::move(claimed), std::move(plans), device);
   return std::make_shared<DeviceKernel>(std::move(claimed), std::move(plans), device);
 }
 

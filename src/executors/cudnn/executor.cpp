@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "executors/counters.h"
 #include "executors/cudnn/cudnn.h"
 
 namespace fulmen::cudnn {
@@ -82,7 +83,7 @@ class NodeKernel : public Kernel {
   double scale_;
 };
 
-class CudnnExecutor : public Executor {
+class CudnnExecutor : public Executor, public Counting {
  public:
   explicit CudnnExecutor(std::shared_ptr<const Context> context) : context_(std::move(context)) {}
 
@@ -92,6 +93,23 @@ class CudnnExecutor : public Executor {
   }
   std::string unavailable_reason() const override { return context_->unavailable_reason(); }
   std::string version() const override { return context_->version(); }
+
+  std::vector<std::pair<std::string, int64_t>> counters() const override {
+    const CacheInfo info = context_->cache_info();
+    return {{"claims", info.claims},
+            {"claim_hits", info.claim_hits},
+            {"proofs", info.proofs},
+            {"plans", info.plans},
+            {"plan_hits", info.plan_hits},
+            {"builds_forward", info.builds_forward},
+            {"builds_backward", info.builds_backward},
+            {"plan_failures", info.plan_failures},
+            {"shared", info.shared},
+            {"evictions", info.evictions},
+            {"store_loads", info.loads_from_store},
+            {"store_writes", info.store_writes},
+            {"store_damaged", info.store_damaged}};
+  }
 
   Claim claim(const Call& call, const Target& target) const override {
     if (!is_attention(call))

@@ -97,18 +97,18 @@ struct Graph::State {
   void add_forward(const Problem& p);
   void add_backward(const Problem& p);
   template <class Options>
-  void add_options(Options& options, const Problem& p);
+  void add_options(Options& options, const Problem& p, bool backward);
   fe::error_t built();
 };
 
 // What both directions share: scale, bias, lengths, band and dropout.
 template <class Options>
-void Graph::State::add_options(Options& options, const Problem& p) {
+void Graph::State::add_options(Options& options, const Problem& p, bool backward) {
   auto scale = attributes("scale", slot_scale, single(DType::f32));
   scale.set_is_pass_by_value(true);
   options.set_attn_scale(graph.tensor(scale));
   if (p.bias) options.set_bias(graph.tensor(attributes("bias", slot_bias, *p.bias)));
-  if (p.passes_lengths()) {
+  if (p.passes_lengths(backward)) {
     const TensorForm lengths{DType::i32, {p.batch(), 1, 1, 1}, {1, 1, 1, 1}};
     options.set_padding_mask(true)
         .set_seq_len_q(graph.tensor(attributes("query_lengths", slot_query_lengths, lengths)))
@@ -135,7 +135,7 @@ void Graph::State::add_options(Options& options, const Problem& p) {
 void Graph::State::add_forward(const Problem& p) {
   fe::graph::SDPA_attributes options;
   options.set_name("sdpa_forward").set_generate_stats(p.training);
-  add_options(options, p);
+  add_options(options, p, false);
   auto [out, lse] = graph.sdpa(graph.tensor(attributes("query", slot_query, p.query)),
                                graph.tensor(attributes("key", slot_key, p.key)),
                                graph.tensor(attributes("value", slot_value, p.value)), options);
@@ -146,7 +146,7 @@ void Graph::State::add_forward(const Problem& p) {
 void Graph::State::add_backward(const Problem& p) {
   fe::graph::SDPA_backward_attributes options;
   options.set_name("sdpa_backward").set_deterministic_algorithm(p.deterministic);
-  add_options(options, p);
+  add_options(options, p, true);
   if (p.bias_gradient) {
     auto gradient = graph.tensor(attributes("bias_grad", slot_bias_grad, p.bias_grad));
     gradient->set_output(true).set_is_virtual(false);

@@ -1,5 +1,7 @@
 #include "executors/cudnn/known_faults.h"
 
+#include <algorithm>
+
 namespace fulmen::cudnn {
 
 namespace {
@@ -13,7 +15,7 @@ constexpr KnownFault table[] = {
     {"long-keys-not-causal", 91300, 91400, 0, Cure::refuse, "bad access with key_len above 1024, not causal",
      "https://github.com/NVIDIA/TransformerEngine/issues/2344",
      [](const Problem& p) { return !p.causal && p.key_len() > 1024; }},
-    {"mask-row-for-all-queries", 90000, newest, 0, Cure::expand_mask,
+    {"mask-row-for-all-queries", 90000, newest, 0, Cure::repeat_mask_row,
      "the backward with a mask of query dim 1 gives wrong gradients, and writes the mask's outside its elements",
      "benchmarks/results/cudnn_mask_row_h200.txt",
      [](const Problem& p) { return p.training && p.bias && p.bias->dims[2] == 1 && p.query_len() > 1; }},
@@ -34,34 +36,47 @@ constexpr KnownFault table[] = {
 
 std::span<const KnownFault> known_faults() { return table; }
 
-const KnownFault* find_fault(const Problem& problem, int version, int compute_capability) {
+namespace {
+
+bool names(std::string_view list, std::string_view id) {
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    if (list.substr(at, end - at) == id) return true;
+    at = end + 1;
+  }
+  return false;
+}
+
+}  // namespace
+
+const KnownFault* find_fault(const Problem& problem, int version, int compute_capability, std::string_view ignored) {
   for (const KnownFault& fault : table) {
+    if (names(ignored, fault.id)) continue;
     if (version < fault.first_version || version > fault.last_version) continue;
     if (fault.compute_capability != 0 && fault.compute_capability != compute_capability) continue;
-    if (fault.cure == Cure::pass_lengths && problem.passes_lengths()) continue;
+    if (fault.cure == Cure::pass_lengths && problem.passes_lengths(true)) continue;
     if (fault.hits(problem)) return &fault;
   }
   return nullptr;
 }
 
-const KnownFault* refusing_fault(const Problem& problem, int version, int compute_capability) {
-  const KnownFault* fault = find_fault(problem, version, compute_capability);
+const KnownFault* refusing_fault(const Problem& problem, int version, int compute_capability, std::string_view ignored) {
+  const KnownFault* fault = find_fault(problem, version, compute_capability, ignored);
   return fault && fault->cure == Cure::refuse ? fault : nullptr;
 }
 
-Problem cured(Problem problem, int version, int compute_capability) {
-  while (const KnownFault* fault = find_fault(problem, version, compute_capability)) {
+Problem cured(Problem problem, int version, int compute_capability, std::string_view ignored) {
+  while (const KnownFault* fault = find_fault(problem, version, compute_capability, ignored)) {
     const std::string why = std::string(fault->what) + ", " + std::string(fault->link);
     switch (fault->cure) {
       case Cure::refuse: return problem;
       case Cure::pass_lengths:
         problem.full_lengths = true;
-        problem.steps.push_back("constant sequence lengths passed: " + why);
+        problem.steps.push_back("constant sequence lengths passed to the backward: " + why);
         break;
-      case Cure::expand_mask:
-        expand_mask_rows(problem);
-        problem.steps.push_back("mask given a row for every query, bias " +
-                                to_string(Dims(problem.bias->dims.begin(), problem.bias->dims.end())) + ": " + why);
+      case Cure::repeat_mask_row:
+        repeat_mask_row(problem);
+        problem.steps.push_back("mask's row repeated for every query by stride 0: " + why);
         if (problem.bias_gradient) problem.steps.push_back("mask gradient summed over the queries that share an element");
         break;
     }

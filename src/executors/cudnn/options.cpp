@@ -1,5 +1,6 @@
 #include "executors/cudnn/options.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
@@ -29,6 +30,9 @@ Options options_from_environment() {
   }
   if (variable("FULMEN_PLAN_STORE") == "0") options.plan_store = false;
   options.fault = variable("FULMEN_CUDNN_FAULT");
+  const std::string exact = variable("FULMEN_CUDNN_EXACT_LENGTHS");
+  std::from_chars(exact.data(), exact.data() + exact.size(), options.exact_lengths);
+  options.ignored_faults = variable("FULMEN_CUDNN_IGNORE_FAULTS");
   return options;
 }
 

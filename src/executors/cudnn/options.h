@@ -4,6 +4,8 @@
 //   FULMEN_PLAN_STORE=0    keeps no plans on disk
 //   FULMEN_CUDNN_FAULT     for tests: "build", "forward", "backward" or several with commas, each with ":N" for the
 //                          first N times (else always) makes that step of a plan fail
+//   FULMEN_CUDNN_EXACT_LENGTHS  how many lengths of one kind of call get plans of their own (8); later ones share
+//   FULMEN_CUDNN_IGNORE_FAULTS  for probes: ids of known_faults.cpp, with commas, that are taken to be gone
 #pragma once
 
 #include <cstddef>
@@ -21,9 +23,11 @@ struct Options {
   bool plan_store = true;
   size_t plan_limit = 256;    // built plans kept in memory
   size_t claim_limit = 8192;  // answers kept
+  size_t exact_lengths = 8;   // lengths of a family of calls with plans of their own; later ones share padded plans
   uint64_t store_limit_bytes = uint64_t{512} << 20;
   int64_t workspace_limit_bytes = int64_t{16} << 30;  // a plan that wants more is refused
   std::string fault;
+  std::string ignored_faults;
   std::function<void(const std::string&)> warn;  // absent: to stderr
 };
 

@@ -94,7 +94,7 @@ Plans::Plans(const Options& options, std::function<void(const std::string&)> war
 Plans::~Plans() = default;
 
 std::vector<int64_t> Plans::words(const Problem& problem, Direction direction, const Target& target) const {
-  std::vector<int64_t> words = plan_words(problem);
+  std::vector<int64_t> words = plan_words(problem, direction == Direction::backward);
   words.push_back(static_cast<int64_t>(direction));
   words.push_back(target.device_index);
   return words;

@@ -95,13 +95,66 @@ void read_mask(Problem& problem, const SdpaCall& call, const SdpaLayouts& layout
 
 }  // namespace
 
-void expand_mask_rows(Problem& problem) {
+void repeat_mask_row(Problem& problem) {
   FULMEN_CHECK(problem.bias && problem.bias->dims[2] == 1);
+  const bool converts = problem.converts_mask();
+  problem.bias->dims[2] = problem.query_len();
+  problem.bias->strides[2] = 0;
+  if (!converts) problem.mask_in = problem.bias;
+  if (!problem.bias_gradient) return;
+  const Sizes& dims = problem.bias->dims;
+  problem.bias_grad = {problem.bias_grad.dtype, dims, normal_strides(dims, contiguous(dims))};
+}
+
+void expand_mask_rows(Problem& problem) {
+  FULMEN_CHECK(problem.bias && (problem.bias->dims[2] == 1 || problem.bias->strides[2] == 0));
   Sizes dims = problem.bias->dims;
   dims[2] = problem.query_len();
   problem.bias = padded_rows(problem.bias->dtype, dims);
   if (!problem.bias_gradient) return;
   problem.bias_grad = {problem.bias_grad.dtype, dims, normal_strides(dims, contiguous(dims))};
+}
+
+int64_t length_bucket(const Problem& problem) {
+  int64_t bucket = 512;
+  while (bucket < problem.query_len() || bucket < problem.key_len()) bucket *= 2;
+  return bucket;
+}
+
+std::optional<Problem> shared_problem(const Problem& problem, int64_t bucket) {
+  const bool window = problem.window_left >= 0 || problem.window_right >= 0;
+  if (problem.bias || problem.key_lengths || problem.lower_right || window) return std::nullopt;
+  Problem shared = problem;
+  for (TensorForm* form : {&shared.query, &shared.key, &shared.value, &shared.out, &shared.lse, &shared.out_grad,
+                           &shared.query_grad, &shared.key_grad, &shared.value_grad}) {
+    form->dims[2] = bucket;
+    form->strides = normal_strides(form->dims, contiguous(form->dims));
+  }
+  shared.out_grad_in = shared.out_grad;
+  shared.key_lengths = true;
+  shared.full_lengths = false;
+  return shared;
+}
+
+std::vector<int64_t> family_words(const Problem& p) {
+  const int64_t flags = p.causal | p.lower_right << 1 | p.training << 2 | p.deterministic << 3 | p.bias.has_value() << 4 |
+                        p.key_lengths << 5;
+  return {flags,
+          static_cast<int64_t>(p.query.dtype),
+          p.batch(),
+          p.heads(),
+          p.key_heads(),
+          p.query.dims[3],
+          p.value.dims[3],
+          p.window_left,
+          p.window_right,
+          std::bit_cast<int64_t>(p.dropout_p)};
+}
+
+TensorForm stored_form(TensorForm form) {
+  for (int i = 0; i < 4; ++i)
+    if (form.strides[i] == 0) form.dims[i] = 1;
+  return form;
 }
 
 int64_t TensorForm::span() const {
@@ -197,10 +250,10 @@ void append_optional(std::vector<int64_t>& words, const std::optional<Dims>& dim
 
 }  // namespace
 
-std::vector<int64_t> plan_words(const Problem& p) {
+std::vector<int64_t> plan_words(const Problem& p, bool backward) {
   std::vector<int64_t> words;
   words.reserve(128);
-  const int64_t flags = p.causal | p.lower_right << 1 | p.passes_lengths() << 2 | p.training << 3 |
+  const int64_t flags = p.causal | p.lower_right << 1 | p.passes_lengths(backward) << 2 | p.training << 3 |
                         p.deterministic << 4 | p.bias_gradient << 5 | p.bias.has_value() << 6;
   words.insert(words.end(), {flags, p.window_left, p.window_right, std::bit_cast<int64_t>(p.dropout_p)});
   for (const TensorForm* form : {&p.query, &p.key, &p.value, &p.out}) append_form(words, *form);

@@ -54,7 +54,7 @@ struct Problem {
   int64_t window_left = -1, window_right = -1;
   double dropout_p = 0.0;
   bool key_lengths = false;  // the caller's lengths close the keys from there on
-  bool full_lengths = false;  // constant lengths close the tails of the last tiles (a cure for known faults)
+  bool full_lengths = false;  // constant lengths close the tails of the backward's last tiles (a cure for known faults)
   bool training = false;
   bool deterministic = false;
 
@@ -65,7 +65,7 @@ struct Problem {
   int64_t key_heads() const { return key.dims[1]; }
   int64_t query_len() const { return query.dims[2]; }
   int64_t key_len() const { return key.dims[2]; }
-  bool passes_lengths() const { return key_lengths || full_lengths; }
+  bool passes_lengths(bool backward) const { return key_lengths || (backward && full_lengths); }
   bool converts_mask() const { return mask_in && bias && !(*mask_in == *bias); }
   // The bias gradient has more elements than the mask's: it is summed.
   bool sums_bias_grad() const { return bias_gradient && bias_grad.dims != mask_grad.dims; }
@@ -75,11 +75,29 @@ struct Problem {
 // Reads a call that passed the rules (rules.h).
 Problem problem_of(const SdpaCall& call, const SdpaLayouts& layouts);
 
-// A mask of query dim 1 becomes a bias with a row for every query, and the bias's gradient is summed over them.
+// A mask of query dim 1 becomes a bias whose row repeats for every query (stride 0), and the bias's gradient, which has a
+// row for every query, is summed over them.
+void repeat_mask_row(Problem& problem);
+
+// The same with the row written once for every query.
 void expand_mask_rows(Problem& problem);
 
+// The same call at lengths rounded up to `bucket`, in tensors of Fulmen's own that the call's are copied into, with the
+// real lengths passed at run time: one plan for all lengths up to there. Nothing for calls that this doesn't fit (a mask,
+// a window, the lower right corner, lengths of the caller's).
+std::optional<Problem> shared_problem(const Problem& problem, int64_t bucket);
+
+// The power of two that both lengths fit in, at least 512.
+int64_t length_bucket(const Problem& problem);
+
+// What calls that differ in their lengths and layouts alone have in common, as words.
+std::vector<int64_t> family_words(const Problem& problem);
+
+// What a tensor holds in memory: dimensions of stride 0 have one element.
+TensorForm stored_form(TensorForm form);
+
 // All that a plan of this problem bakes in, as words; equal words mean an interchangeable plan.
-std::vector<int64_t> plan_words(const Problem& problem);
+std::vector<int64_t> plan_words(const Problem& problem, bool backward);
 
 // All that a claim of this call depends on, as words, before normalisation is paid for.
 void append_call_words(std::vector<int64_t>& words, const SdpaCall& call, const SdpaLayouts& layouts);

@@ -72,7 +72,7 @@ Answers ask(const Problem& problem, const Side& side, const ProofOptions& option
 }  // namespace
 
 std::variant<Proof, Refusal> prove(Problem problem, const Side& side, const ProofOptions& options, int& asked) {
-  const KnownFault* fault = find_fault(problem, options.version, side.compute_capability);
+  const KnownFault* fault = find_fault(problem, options.version, side.compute_capability, options.ignored_faults);
   const auto fault_text = [&] { return std::string(fault->what) + ", " + std::string(fault->link); };
   if (fault && fault->cure == Cure::refuse) {
     // A call that the library refuses anyway is told so: the fault is then beside the point.
@@ -81,8 +81,19 @@ std::variant<Proof, Refusal> prove(Problem problem, const Side& side, const Proo
     return Refusal{RefusalCode::known_fault,
                    "sdpa: cudnn " + version_text(options.version) + " has a known fault here: " + fault_text()};
   }
-  Problem asked_for = cured(problem, options.version, side.compute_capability);
+  Problem asked_for = cured(problem, options.version, side.compute_capability, options.ignored_faults);
   Answers answers = ask(asked_for, side, options, asked);
+  if (answers.refusal && asked_for.bias && asked_for.bias->strides[2] == 0) {
+    // The row written out is the form that every version takes; it costs memory.
+    Problem written = asked_for;
+    expand_mask_rows(written);
+    written.steps.push_back("mask's row written out for every query, since cudnn refuses the repeated one: bias " +
+                            dims_text(*written.bias));
+    if (Answers second = ask(written, side, options, asked); !second.refusal) {
+      answers = std::move(second);
+      asked_for = std::move(written);
+    }
+  }
   if (answers.refusal && fault) {
     Answers plain = ask(problem, side, options, asked);
     if (plain.refusal) return *plain.refusal;

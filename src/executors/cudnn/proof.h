@@ -21,6 +21,7 @@ struct ProofOptions {
   std::string target_name;
   int64_t workspace_limit_bytes = 0;
   bool forward_only = false;  // what a weaker checker would ask
+  std::string ignored_faults;
 };
 
 // Throws DeviceError for an answer that is neither yes nor no. `asked` counts graphs.
