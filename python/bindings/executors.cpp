@@ -9,8 +9,8 @@
 #include "claiming/targets.h"
 #include "core/error.h"
 #include "core/parallel.h"
-#include "executors/counters.h"
 #include "executors/default_list.h"
+#include "runtime/counters.h"
 
 namespace fulmen::python {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "executors/counters.h"
 #include "executors/cudnn/cudnn.h"
+#include "runtime/counters.h"
 
 namespace fulmen::cudnn {
 
