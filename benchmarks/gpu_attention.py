@@ -85,6 +85,7 @@ def peers(torch, fulmen):
         "torch mem-efficient": torch_with(SDPBackend.EFFICIENT_ATTENTION),
         "torch default": lambda q, k, v, mask, **s: F.scaled_dot_product_attention(q, k, v, mask, **s),
         "fulmen": lambda q, k, v, mask, **s: fulmen.sdpa(q, k, v, mask, **s),
+        "fulmen cudnn": lambda q, k, v, mask, **s: fulmen.attention(q, k, v, mask, executors=["cudnn"], **s),  # asked for by name
     }
 
 
@@ -137,17 +138,7 @@ def table(torch, fulmen, rounds, wanted):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             forwards, _ = measure(torch, {n: forward(f) for n, f in functions.items()}, rounds)
-            # The same executors in the same process, asked for by name.
-            fulmen.set_default_executors(["cudnn"])
-            forced, _ = measure(torch, {"fulmen cudnn": forward(functions["fulmen"])}, rounds)
-            forwards.update(forced)
-            fulmen.set_default_executors(None)
             alternating, refused = measure(torch, {n: both(f) for n, f in functions.items()}, rounds)
-            fulmen.set_default_executors(["cudnn"])
-            forced, forced_refused = measure(torch, {"fulmen cudnn": both(functions["fulmen"])}, rounds)
-            fulmen.set_default_executors(None)
-            alternating.update(forced)
-            refused.update(forced_refused)
         left = sorted({str(w.message)[:300] for w in said if "PyTorch runs this call" in str(w.message)})
         entry = {"name": row[0], "forward_ms": forwards, "both_ms": alternating, "refused": refused, "left_to_torch": left}
         result.append(entry)

@@ -68,6 +68,8 @@ case ${1:-} in
       --gtest_filter=GpuFuzz.* >"'"$out"'/fuzz_{}.txt" 2>&1' || true
     grep -h '  fuzz:' "$out"/fuzz_*.txt | awk '{calls += $2; shapes += $5; refused += $10; wrong += $12}
       END {print calls " calls of " shapes " shapes, " refused " refused, " wrong " wrong, in " NR " of 14 processes"}' | tee "$out/fuzz.txt"
+    grep -h '  verdicts:' "$out"/fuzz_*.txt | awk '{asked += $2; agree += $(NF-1)}
+      END {print asked " random calls asked of the handle and of the description, " agree " agree"}' | tee -a "$out/fuzz.txt"
     grep -h -A1 'wrong in\|at hand:' "$out"/fuzz_*.txt | head -100 | tee -a "$out/fuzz.txt"
     ;;
   probe)

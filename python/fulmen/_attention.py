@@ -161,7 +161,7 @@ def _call(name, tensors, dropout_p, scale, options):
         seed = _draw_seed(device) if dropout_p > 0.0 else None
         return run_prepared(tensors, seed, dropout_p, scale, options)
     except UnsupportedError as error:
-        if device.type == "cpu":
+        if device.type == "cpu" or options.executors is not None:  # asked for by name
             raise
         # No executor of ours takes everything on a GPU: PyTorch runs what nobody claims.
         _say(f"{name}: PyTorch runs this call, since no executor of Fulmen claims it: {error}")

@@ -425,13 +425,14 @@ std::string verdict(const Claim& claim) {
 }
 
 // Same question, once with a handle and once with this GPU's own description.
-void expect_same_verdict(const SdpaCall& call, const cudnn::SdpaLayouts& layouts, const std::string& what) {
+bool expect_same_verdict(const SdpaCall& call, const cudnn::SdpaLayouts& layouts, const std::string& what) {
   const Target at_hand = cuda::Driver::require().target(0);
   const Target described = parse_target(at_hand.description, "described");
   const auto one = context().claim_sdpa(call, at_hand, layouts), two = context().claim_sdpa(call, described, layouts);
   EXPECT_EQ(verdict(*one), verdict(*two)) << what << "\n at hand: "
                                           << (is_claimed(*one) ? "" : std::get<Refusal>(*one).reason) << "\n described: "
                                           << (is_claimed(*two) ? "" : std::get<Refusal>(*two).reason);
+  return verdict(*one) == verdict(*two);
 }
 
 // The program may run on another machine than the one that built it: then from the root of a source tree there.
@@ -441,8 +442,13 @@ std::string cases_path() {
 }
 
 TEST(GpuAgreement, TheDescribedVerdictIsTheRealOne) {
-  for (const Case& c : cudnn::read_cases(cases_path()))
-    expect_same_verdict(c.call, c.layouts, c.id);
+  int64_t asked = 0, agreed = 0;
+  for (const Case& c : cudnn::read_cases(cases_path())) {
+    ++asked;
+    agreed += expect_same_verdict(c.call, c.layouts, c.id);
+  }
+  std::printf("  verdicts: %lld public cases asked of the handle and of the description, %lld agree\n",
+              static_cast<long long>(asked), static_cast<long long>(agreed));
 }
 
 struct Drawn {
@@ -529,14 +535,14 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
   const uint64_t first_seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : 1;
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  int64_t done = 0, shapes = 0, refused = 0, wrong = 0;
+  int64_t done = 0, shapes = 0, refused = 0, wrong = 0, agreed = 0;
   std::map<std::string, int64_t> refusals;
   std::map<std::string, std::pair<int64_t, std::string>> wrong_calls;  // by call: how many draws, and the first trouble
   for (uint64_t seed = first_seed; done < calls && elapsed() < seconds; ++seed) {
     std::mt19937_64 random(seed);
     const Drawn d = draw_call(random);
     ++shapes;
-    expect_same_verdict(d.call, d.layouts, "FULMEN_FUZZ_SEED=" + std::to_string(seed) + " " + d.text);
+    agreed += expect_same_verdict(d.call, d.layouts, "FULMEN_FUZZ_SEED=" + std::to_string(seed) + " " + d.text);
     // A quarter runs on padded plans, as calls of many lengths do.
     AttentionRun run(seed % 4 == 0 ? sharing_context() : context(), d.call, d.layouts);
     if (!run.claimed()) {
@@ -567,6 +573,8 @@ TEST(GpuFuzz, RandomCallsAreRightOrRefused) {
   }
   std::printf("  fuzz: %lld calls of %lld shapes in %.0f s, %lld refused, %lld wrong\n", static_cast<long long>(done),
               static_cast<long long>(shapes), elapsed(), static_cast<long long>(refused), static_cast<long long>(wrong));
+  std::printf("  verdicts: %lld random calls asked of the handle and of the description, %lld agree\n",
+              static_cast<long long>(shapes), static_cast<long long>(agreed));
   for (const auto& [reason, count] : refusals) std::printf("    %lld x %s\n", static_cast<long long>(count), reason.c_str());
   for (const auto& [call, found] : wrong_calls)
     std::printf("    wrong in %lld draws: %s\n      %s\n", static_cast<long long>(found.first), call.c_str(), found.second.c_str());

@@ -314,7 +314,7 @@ Outcome AttentionRun::compare(const Data& data) {
                                        call_.training ? values_["out_grad"] : std::vector<double>{}, device_);
   // Right is: within 4 roundings of the result's size; or twice the error of the plain decomposition, whose
   // probabilities and their gradients are stored in the call's dtype; or, for gradients that are differences of larger
-  // terms, 2 roundings of those terms.
+  // terms, 2 roundings of those terms; in f16 a term below 2^-14 is rounded to a multiple of 2^-24, whatever its size.
   const Reference plain = call_.query.dtype == DType::f32
                               ? expected
                               : reference(call_, values_["query"], values_["key"], values_["value"], bias, {},
@@ -329,7 +329,7 @@ Outcome AttentionRun::compare(const Data& data) {
   const double rms_q = rms(values_["query"]), rms_k = rms(values_["key"]), rms_v = rms(values_["value"]),
                rms_g = call_.training ? rms(values_["out_grad"]) : 0;
   const auto judge = [&](const std::string& name, const std::vector<double>& wanted, const std::vector<double>& decomposed,
-                         double floor, double cancelled = 0) {
+                         double floor, double cancelled = 0, double spaced = 0) {
     std::string trouble;
     const std::vector<double> found = download(name, trouble);
     double error = 0, size = 0, plain_error = 0;
@@ -352,7 +352,7 @@ Outcome AttentionRun::compare(const Data& data) {
     const double relative = scale > 0 ? std::sqrt(error / count) / scale : std::sqrt(error / count);
     outcome.error[name] = relative;
     const double by_plain = scale > 0 ? 2 * std::sqrt(plain_error / count) / scale : 0;
-    const double by_terms = scale > 0 ? 2 * unit * cancelled / scale : 0;
+    const double by_terms = scale > 0 ? (2 * unit * cancelled + spaced) / scale : 0;
     const double allowed = std::max({4 * unit, by_plain, by_terms});
     if (!(relative <= allowed))
       trouble += name + ": relative error " + std::to_string(relative) + ", allowed " + std::to_string(allowed) +
@@ -366,9 +366,13 @@ Outcome AttentionRun::compare(const Data& data) {
     judge("lse", expected.lse, expected.lse, 1.0);
     // A gradient that is 0 in exact arithmetic is the difference of rounded terms: judged against their size.
     const double score_grad = 0.05 * rms_g * rms_v * dims;
-    if (buffers_.count("query_grad")) judge("query_grad", expected.query_grad, plain.query_grad, score_grad * rms_k * std::abs(call_.scale), rms(expected.query_size));
-    if (buffers_.count("key_grad")) judge("key_grad", expected.key_grad, plain.key_grad, score_grad * rms_q * std::abs(call_.scale), rms(expected.key_size));
-    if (buffers_.count("value_grad")) judge("value_grad", expected.value_grad, plain.value_grad, 1e-3 * rms_g);
+    const double spacing = call_.query.dtype == DType::f16 ? 0x1p-24 : 0;
+    const double rows = static_cast<double>(queries * (heads / call_.key_heads()));
+    const double spaced_q = spacing * std::sqrt(static_cast<double>(keys)) * rms_k * std::abs(call_.scale),
+                 spaced_k = spacing * std::sqrt(rows) * rms_q * std::abs(call_.scale);
+    if (buffers_.count("query_grad")) judge("query_grad", expected.query_grad, plain.query_grad, score_grad * rms_k * std::abs(call_.scale), rms(expected.query_size), spaced_q);
+    if (buffers_.count("key_grad")) judge("key_grad", expected.key_grad, plain.key_grad, score_grad * rms_q * std::abs(call_.scale), rms(expected.key_size), spaced_k);
+    if (buffers_.count("value_grad")) judge("value_grad", expected.value_grad, plain.value_grad, 1e-3 * rms_g, 0, spacing * std::sqrt(rows) * rms_g);
     if (buffers_.count("mask_grad")) {
       const Dims& s = call_.mask->shape;
       const auto count = static_cast<size_t>(element_count(s));
@@ -390,7 +394,8 @@ Outcome AttentionRun::compare(const Data& data) {
       double cancelled = 0;
       for (double x : squares) cancelled += x;
       judge("mask_grad", reduced, decomposed, score_grad / static_cast<double>(keys),
-            std::sqrt(cancelled / static_cast<double>(std::max<size_t>(1, count))));
+            std::sqrt(cancelled / static_cast<double>(std::max<size_t>(1, count))),
+            spacing * std::sqrt(static_cast<double>(from) / static_cast<double>(std::max<size_t>(1, count))));
     }
   }
   std::string input_trouble;

@@ -121,6 +121,12 @@ def test_what_nobody_claims_is_run_by_torch_with_a_warning_and_is_right():
     assert all(torch.isfinite(t.grad).all() for t in inputs)
 
 
+def test_an_executor_asked_for_by_name_and_refused_is_an_error():
+    q = make(1, 2, 64, 100)
+    with pytest.raises(fulmen.UnsupportedError, match="head_dim is 100"):
+        fulmen.attention(q, q, q, executors=["cudnn"])
+
+
 def test_claims_of_this_gpu_and_of_its_description_agree():
     capability = torch.cuda.get_device_capability()
     if capability != (9, 0):

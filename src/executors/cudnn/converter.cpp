@@ -109,29 +109,50 @@ extern "C" __global__ void mask4(Form mask, const void* data, int kind, Form bia
 }
 
 template <class T, class Index>
-__device__ void copy_range(const Form& from, const T* source, const Form& to, T* target, Index count) {
+__device__ void copy_range(const Form& from, const T* source, const Form& to, T* target, Index count, Index first, Index step) {
   const Index keys = to.dims[3], queries = to.dims[2], heads = to.dims[1];
-  for (Index i = blockIdx.x * (Index)blockDim.x + threadIdx.x; i < count; i += (Index)gridDim.x * blockDim.x) {
+  for (Index i = first; i < count; i += step) {
     const Index row = i / keys, k = i - row * keys, plane = row / queries, q = row - plane * queries, b = plane / heads,
                 h = plane - b * heads;
     target[offset_of(to, b, h, q, k)] = source && q < from.dims[2] ? source[offset_of(from, b, h, q, k)] : T();
   }
 }
 template <class T>
-__device__ void copy_all(const Form& from, const T* source, const Form& to, T* target, long long count) {
-  if (count < 0x7fff0000ll - (long long)gridDim.x * blockDim.x)
-    copy_range<T, unsigned>(from, source, to, target, static_cast<unsigned>(count));
+__device__ void copy_all(const Form& from, const void* source, const Form& to, void* target, long long count, unsigned block,
+                         unsigned blocks) {
+  const T* read = static_cast<const T*>(source);
+  T* written = static_cast<T*>(target);
+  const long long first = block * (long long)blockDim.x + threadIdx.x, step = blocks * (long long)blockDim.x;
+  if (count < 0x7fff0000ll - step)
+    copy_range<T, unsigned>(from, read, to, written, static_cast<unsigned>(count), static_cast<unsigned>(first), static_cast<unsigned>(step));
   else
-    copy_range<T, long long>(from, source, to, target, count);
+    copy_range<T, long long>(from, read, to, written, count, first, step);
 }
-extern "C" __global__ void copy2(Form from, const unsigned short* source, Form to, unsigned short* target, long long count) {
-  copy_all<unsigned short>(from, source, to, target, count);
-}
-extern "C" __global__ void copy4(Form from, const unsigned* source, Form to, unsigned* target, long long count) {
-  copy_all<unsigned>(from, source, to, target, count);
-}
-extern "C" __global__ void copy16(Form from, const uint4* source, Form to, uint4* target, long long count) {
-  copy_all<uint4>(from, source, to, target, count);
+
+// Several copies in one launch, each by blocks of its own. size: bytes of what moves together.
+struct Copy {
+  Form from, to;
+  const void* source;
+  void* target;
+  long long count;
+  int size;
+  unsigned begin, blocks;
+};
+struct Copies {
+  Copy copy[6];
+  int count;
+};
+extern "C" __global__ void copies(const Copies all) {
+  int i = 0;
+  while (i + 1 < all.count && blockIdx.x >= all.copy[i + 1].begin) ++i;
+  const Copy& c = all.copy[i];
+  const unsigned block = blockIdx.x - c.begin;
+  if (c.size == 16)
+    copy_all<uint4>(c.from, c.source, c.to, c.target, c.count, block, c.blocks);
+  else if (c.size == 4)
+    copy_all<unsigned>(c.from, c.source, c.to, c.target, c.count, block, c.blocks);
+  else
+    copy_all<unsigned short>(c.from, c.source, c.to, c.target, c.count, block, c.blocks);
 }
 
 template <class T>
@@ -223,6 +244,7 @@ extern "C" __global__ void open_lse(const float* lse, float* to, long long count
 struct KernelForm {
   long long dims[4];
   long long strides[4];
+  KernelForm() = default;
   explicit KernelForm(const TensorForm& form) {
     for (int i = 0; i < 4; ++i) dims[i] = form.dims[i], strides[i] = form.strides[i];
   }
@@ -315,8 +337,7 @@ const Converter::Loaded& Converter::loaded(int device) {
   const std::string code = compile_cuda(source_text, driver.device(device).compute_capability, cudnn_folder_);
   void* module = driver.load_module(device, code.c_str());
   auto made = std::make_unique<Loaded>();
-  static constexpr const char* names[] = {"mask2",  "mask4",  "copy2",    "copy4",
-                                          "copy16", "close2", "close4", "open_lse", "sum_all"};
+  static constexpr const char* names[] = {"mask2", "mask4", "copies", "close2", "close4", "open_lse", "sum_all"};
   for (int i = 0; i < function_count; ++i)
     made->functions[static_cast<size_t>(i)] = driver.function(device, module, names[i]);
   slot = std::move(made);
@@ -336,10 +357,24 @@ void Converter::read_mask(int device, void* stream, const TensorForm& mask, cons
                                  blocks_for(blocks, 1), 256, stream, arguments);
 }
 
-void Converter::copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
-                     void* to_data) {
-  KernelForm from_form(from), to_form(to);
-  const int64_t size = static_cast<int64_t>(dtype_bytes(to.dtype)), together = 16 / size;
+namespace {
+
+// As the kernel's.
+struct KernelCopy {
+  KernelForm from, to;
+  const void* source;
+  void* target;
+  long long count;
+  int size;
+  unsigned begin, blocks;
+};
+struct KernelCopies {
+  KernelCopy copy[Converter::copies_together];
+  int count;
+};
+
+KernelCopy kernel_copy(const Converter::Copy& copy) {
+  const int64_t size = static_cast<int64_t>(dtype_bytes(copy.to.dtype)), together = 16 / size;
   // Rows that are whole pieces of 16 bytes on both sides move as such.
   const auto whole = [&](const TensorForm& form, const void* data) {
     if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || form.dims[3] % together != 0 || form.strides[3] != 1) return false;
@@ -347,18 +382,40 @@ void Converter::copy(int device, void* stream, const TensorForm& from, const voi
       if (form.dims[i] > 1 && form.strides[i] % together != 0) return false;
     return true;
   };
-  Function function = size == 2 ? copy2 : copy4;
-  if (whole(from, from_data) && whole(to, to_data)) {
-    function = copy16;
-    for (KernelForm* form : {&from_form, &to_form}) {
+  KernelCopy made{KernelForm(copy.from), KernelForm(copy.to), copy.source, copy.target, 0, static_cast<int>(size), 0, 0};
+  if (whole(copy.from, copy.source) && whole(copy.to, copy.target)) {
+    made.size = 16;
+    for (KernelForm* form : {&made.from, &made.to}) {
       form->dims[3] /= together;
       for (int i = 0; i < 3; ++i) form->strides[i] /= together;
     }
   }
-  long long count = to_form.dims[0] * to_form.dims[1] * to_form.dims[2] * to_form.dims[3];
-  void* arguments[] = {&from_form, &from_data, &to_form, &to_data, &count};
-  cuda::Driver::require().launch(device, loaded(device).functions[function], std::min(blocks_for(count, 256), 65535u), 256,
-                                 stream, arguments);
+  made.count = made.to.dims[0] * made.to.dims[1] * made.to.dims[2] * made.to.dims[3];
+  made.blocks = std::min(blocks_for(made.count, 256), 8192u);
+  return made;
+}
+
+}  // namespace
+
+void Converter::copy(int device, void* stream, std::initializer_list<Copy> wanted) {
+  KernelCopies all{{}, 0};
+  unsigned blocks = 0;
+  for (const Copy& copy : wanted) {
+    if (!copy.target) continue;
+    FULMEN_CHECK(all.count < copies_together);
+    KernelCopy made = kernel_copy(copy);
+    made.begin = blocks;
+    blocks += made.blocks;
+    all.copy[all.count++] = made;
+  }
+  if (all.count == 0) return;
+  void* arguments[] = {&all};
+  cuda::Driver::require().launch(device, loaded(device).functions[copies], blocks, 256, stream, arguments);
+}
+
+void Converter::copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
+                     void* to_data) {
+  copy(device, stream, {Copy{from, from_data, to, to_data}});
 }
 
 void Converter::sum(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,

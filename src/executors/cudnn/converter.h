@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,16 @@ class Converter {
   void copy(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
             void* to_data);
 
+  // Several in one launch; those without a target are left out.
+  struct Copy {
+    TensorForm from;
+    const void* source;
+    TensorForm to;
+    void* target;
+  };
+  static constexpr int copies_together = 6;
+  void copy(int device, void* stream, std::initializer_list<Copy> wanted);
+
   // Sums `from` over the dimensions that are 1 in `to`, in an order that never changes. dtype: bf16, f16 or f32.
   void sum(int device, void* stream, const TensorForm& from, const void* from_data, const TensorForm& to,
            void* to_data);
@@ -50,7 +61,7 @@ class Converter {
   void open_lse(int device, void* stream, const float* lse, float* to, int64_t count);
 
  private:
-  enum Function { mask2, mask4, copy2, copy4, copy16, close2, close4, lse, sum_all, function_count };
+  enum Function { mask2, mask4, copies, close2, close4, lse, sum_all, function_count };
   struct Loaded {
     std::array<void*, function_count> functions{};
   };

@@ -29,10 +29,15 @@ class SharedKernel : public SdpaKernel {
     Pieces pieces(context.workspace);
     Taken taken = take(pieces, false);
     float run_scale = static_cast<float>(scale);
-    fill(taken.slots, context, t, run_scale);
+    fill(taken.slots, t, run_scale);
+    plans_->converter->copy(device_, context.stream,
+                            {{p.query, t.query, s.query, taken.slots[slot_query]},
+                             {p.key, t.key, s.key, taken.slots[slot_key]},
+                             {p.value, t.value, s.value, taken.slots[slot_value]}});
     plans_->forward->execute(context.stream, taken.slots, taken.library, taken.library_bytes);
-    copy_back(context, s.out, taken.slots[slot_out], p.out, t.out);
-    if (p.training) copy_back(context, s.lse, taken.slots[slot_lse], p.lse, t.lse);
+    plans_->converter->copy(device_, context.stream,
+                            {back(s.out, taken.slots[slot_out], p.out, t.out),
+                             back(s.lse, taken.slots[slot_lse], p.lse, p.training ? t.lse : nullptr)});
   }
 
   void run_backward(const RunContext& context, const Backward& t, double scale) const override {
@@ -41,14 +46,19 @@ class SharedKernel : public SdpaKernel {
     Pieces pieces(context.workspace);
     Taken taken = take(pieces, true);
     float run_scale = static_cast<float>(scale);
-    fill(taken.slots, context, t.forward, run_scale);
-    pad(context, p.out, t.forward.out, s.out, taken.slots[slot_out]);
-    pad(context, p.lse, t.forward.lse, s.lse, taken.slots[slot_lse]);
-    pad(context, p.out_grad_in, t.out_grad, s.out_grad, taken.slots[slot_out_grad]);
+    fill(taken.slots, t.forward, run_scale);
+    plans_->converter->copy(device_, context.stream,
+                            {{p.query, t.forward.query, s.query, taken.slots[slot_query]},
+                             {p.key, t.forward.key, s.key, taken.slots[slot_key]},
+                             {p.value, t.forward.value, s.value, taken.slots[slot_value]},
+                             {p.out, t.forward.out, s.out, taken.slots[slot_out]},
+                             {p.lse, t.forward.lse, s.lse, taken.slots[slot_lse]},
+                             {p.out_grad_in, t.out_grad, s.out_grad, taken.slots[slot_out_grad]}});
     plans_->backward->execute(context.stream, taken.slots, taken.library, taken.library_bytes);
-    copy_back(context, s.query_grad, taken.slots[slot_query_grad], p.query_grad, t.query_grad);
-    copy_back(context, s.key_grad, taken.slots[slot_key_grad], p.key_grad, t.key_grad);
-    copy_back(context, s.value_grad, taken.slots[slot_value_grad], p.value_grad, t.value_grad);
+    plans_->converter->copy(device_, context.stream,
+                            {back(s.query_grad, taken.slots[slot_query_grad], p.query_grad, t.query_grad),
+                             back(s.key_grad, taken.slots[slot_key_grad], p.key_grad, t.key_grad),
+                             back(s.value_grad, taken.slots[slot_value_grad], p.value_grad, t.value_grad)});
   }
 
  private:
@@ -78,28 +88,20 @@ class SharedKernel : public SdpaKernel {
   }
 
   // What both directions read.
-  void fill(void* (&slots)[slot_count], const RunContext& context, const Forward& t, float& scale) const {
-    const Problem &p = claimed_->problem, &s = *plans_->shared;
+  void fill(void* (&slots)[slot_count], const Forward& t, float& scale) const {
     slots[slot_scale] = &scale;
     slots[slot_query_lengths] = const_cast<void*>(query_lengths_);
     slots[slot_key_lengths] = const_cast<void*>(key_lengths_);
-    if (p.dropout_p > 0.0) {
+    if (claimed_->problem.dropout_p > 0.0) {
       slots[slot_seed] = const_cast<void*>(t.seed);
       slots[slot_offset] = static_cast<int64_t*>(const_cast<void*>(t.seed)) + 1;
     }
-    pad(context, p.query, t.query, s.query, slots[slot_query]);
-    pad(context, p.key, t.key, s.key, slots[slot_key]);
-    pad(context, p.value, t.value, s.value, slots[slot_value]);
   }
 
-  void pad(const RunContext& context, const TensorForm& from, const void* data, const TensorForm& to, void* padded) const {
-    plans_->converter->copy(device_, context.stream, from, data, to, padded);
-  }
-
-  void copy_back(const RunContext& context, TensorForm from, const void* padded, const TensorForm& to, void* data) const {
-    if (!data) return;  // a gradient that nobody wants
+  // The rows that the call has; nothing for a result that nobody wants.
+  static Converter::Copy back(TensorForm from, const void* padded, const TensorForm& to, void* data) {
     from.dims = to.dims;
-    plans_->converter->copy(device_, context.stream, from, padded, to, data);
+    return {from, padded, to, data};
   }
 
   std::shared_ptr<const ClaimedProblem> claimed_;
