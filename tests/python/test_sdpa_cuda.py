@@ -210,7 +210,7 @@ def test_lengths_from_1_to_512_build_few_plans():
             slowest.append((time.perf_counter() - begin) * 1e3)
     after = cudnn_counts()
     builds = after["builds_forward"] + after["builds_backward"] - before["builds_forward"] - before["builds_backward"]
-    print(f"lengths 1 to 512: {builds} plans built, {after['shared'] - before['shared']} calls on shared plans; "
+    print(f"lengths 1 to 512: {builds} plans built, {after['shared'] - before['shared']} calls on shared plans, {after['store_loads'] - before['store_loads']} plans loaded; "
           f"first ten steps {[round(t) for t in slowest[:10]]} ms, the slowest after them {max(slowest[10:]):.1f} ms, median {sorted(slowest)[256]:.1f} ms")
     assert builds <= 20
     x, y, z = (make(1, 2, 333, 64, seed=i).requires_grad_() for i in range(3))

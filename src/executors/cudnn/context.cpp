@@ -218,6 +218,8 @@ Claim Context::State::ask_device(const Problem& problem, const Target& target, c
     chosen.steps = {"copied into padded tensors of length " + std::to_string(device_plans->shared->query_len()) +
                     ", whose plan many lengths share (docs/attention.md)"};
   };
+  if (device_plans->forward && (!chosen.training || device_plans->backward))
+    exact_lengths[family_words(chosen)].insert({chosen.query_len(), chosen.key_len()});
   if (!device_plans->forward && proven.count(words)) {
     const cuda::ContextGuard guard(cuda::Driver::require(), target.device_index);
     share({plans->handle(target.device_index, nullptr), target.description, target.compute_capability});
