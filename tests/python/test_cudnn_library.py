@@ -73,3 +73,17 @@ def test_a_bad_library_is_a_reason(name, tmp_path):
     assert not answer["available"] and words in answer["reason"], answer
     assert answer["code"] == "unavailable" and words in answer["said"] and answer["winner"] is None, answer
     assert answer["finite"]
+
+
+def test_counters_are_shown():
+    if not [e for e in fulmen.executors() if e.name == "cudnn" and e.available]:
+        pytest.skip("no cuDNN here")
+    spec = "bf16[1,2,72,64]"
+    counts = []
+    for _ in range(3):
+        counts.append(fulmen.cache_info()["executors"]["cudnn"])
+        fulmen.claims("sdpa", q=spec, k=spec, v=spec, training=True, target="h200", executors=["cudnn"])
+    first, second = ({name: b[name] - a[name] for name in a} for a, b in zip(counts, counts[1:]))
+    assert first["claims"] >= 1 and first["proofs"] == 2
+    assert second["proofs"] == 0 and second["claim_hits"] >= 1
+    assert counts[0]["builds_forward"] == counts[0]["builds_backward"] == 0, "a described target builds nothing"

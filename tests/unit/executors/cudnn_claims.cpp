@@ -339,6 +339,91 @@ TEST(CudnnFaults, RowsAreAppliedOrCured) {
         << fault.id;
 }
 
+TEST(CudnnFaults, RowsCanBeTakenAwayForProbes) {
+  const Case c = parse_case("x q=bf16[1,1,704,64] mask=bf16[1,1,704,704] training");
+  const Problem problem = problem_of(c.call, c.layouts);
+  EXPECT_EQ(find_fault(problem, 91900, 90, "open-tail,other")->id, "masked-half-tile");
+  EXPECT_EQ(find_fault(problem, 91900, 90, "masked-half-tile")->id, "open-tail");
+  EXPECT_EQ(find_fault(problem, 91900, 90, "masked-half-tile,open-query-tile,open-tail"), nullptr);
+  EXPECT_FALSE(cured(problem, 91900, 90, "masked-half-tile,open-query-tile,open-tail").full_lengths);
+}
+
+// Constant lengths are the backward's alone: the forward's plan is the one that inference has.
+TEST(CudnnFaults, LengthsGoToTheBackwardAlone) {
+  const Case c = parse_case("x q=bf16[1,2,197,64] training");
+  const Problem plain = problem_of(c.call, c.layouts), with_lengths = cured(plain, 91900, 90);
+  ASSERT_TRUE(with_lengths.full_lengths);
+  EXPECT_EQ(plan_words(plain, false), plan_words(with_lengths, false));
+  EXPECT_NE(plan_words(plain, true), plan_words(with_lengths, true));
+}
+
+TEST(CudnnFaults, AMaskRowRepeatsByStrideZero) {
+  NEEDS_CUDNN();
+  for (const char* line : {"q=bf16[2,4,256,64] mask=bool[2,1,1,256] training", "q=bf16[2,4,256,64] mask=bf16[1,4,1,256] training",
+                           "q=bf16[2,4,256,64] mask=bf16[1,4,1,256]! training"}) {
+    const Case c = parse_case(std::string("x ") + line);
+    const Problem problem = cured(problem_of(c.call, c.layouts), 91900, 90);
+    EXPECT_EQ(problem.bias->dims[2], 256) << line;
+    EXPECT_EQ(problem.bias->strides[2], 0) << line;
+    EXPECT_EQ(stored_form(*problem.bias).dims[2], 1) << line;
+    EXPECT_EQ(problem.converts_mask(), c.call.mask->dtype == DType::boolean) << "a row that fits is read where it lies: " << line;
+    if (problem.bias_gradient) {
+      EXPECT_EQ(problem.bias_grad.dims[2], 256);
+      EXPECT_TRUE(problem.sums_bias_grad());
+    }
+    for (const char* target : {"h200", "a100", "b200"}) {
+      const Claim answer = claim(line, target);
+      if (!is_claimed(answer)) continue;  // the golden file says which
+      const Problem& chosen = static_cast<const ClaimedProblem*>(std::get<Plan>(answer).data.get())->problem;
+      EXPECT_EQ(chosen.bias->dims[2], 256) << line << " on " << target;
+    }
+  }
+}
+
+// Calls of many lengths come to the same padded problem, which cuDNN takes wherever it takes the call.
+TEST(CudnnShared, LengthsOfAFamilyComeToOneProblem) {
+  const auto problem = [](const std::string& line) {
+    const Case c = parse_case("x " + line);
+    return problem_of(c.call, c.layouts);
+  };
+  const Problem short_one = problem("q=bf16[2,4,33,64] causal training"),
+                long_one = problem("q=bf16[2,4,500,64]{stride=128000,64,256,1} causal training grad_strides=0,0,0,0");
+  EXPECT_EQ(family_words(short_one), family_words(long_one));
+  EXPECT_EQ(length_bucket(short_one), 512);
+  EXPECT_EQ(length_bucket(long_one), 512);
+  EXPECT_EQ(length_bucket(problem("q=bf16[2,4,513,64] k=bf16[2,4,20,64]")), 1024);
+  for (const bool backward : {false, true})
+    EXPECT_EQ(plan_words(*shared_problem(short_one, 512), backward), plan_words(*shared_problem(long_one, 512), backward));
+  for (const char* other : {"q=bf16[2,4,33,64] training", "q=f16[2,4,33,64] causal training", "q=bf16[2,8,33,64] causal training",
+                            "q=bf16[2,4,33,64] causal", "q=bf16[2,4,33,64] causal training dropout=0.1"})
+    EXPECT_NE(family_words(problem(other)), family_words(short_one)) << other;
+  for (const char* alone : {"q=bf16[2,4,33,64] mask=bool[1,1,33,33]", "q=bf16[2,4,33,64] window=3:3", "q=bf16[2,4,33,64] lengths",
+                            "q=bf16[2,4,33,64] causal lower_right"})
+    EXPECT_FALSE(shared_problem(problem(alone), 512)) << alone;
+}
+
+// The padded problem is that of a call with key_lengths at the bucket's length, so cuDNN can be asked about it.
+TEST(CudnnShared, TheLibraryTakesThePaddedProblem) {
+  NEEDS_CUDNN();
+  const std::pair<const char*, const char*> calls[] = {
+      {"q=bf16[2,4,33,64] causal training", "q=bf16[2,4,512,64] lengths causal training"},
+      {"q=f16[2,8,100,128] k=f16[2,2,77,128] training", "q=f16[2,8,512,128] k=f16[2,2,512,128] lengths training"},
+      {"q=bf16[1,4,130,192] v=bf16[1,4,130,128] causal training", "q=bf16[1,4,512,192] v=bf16[1,4,512,128] lengths causal training"},
+      {"q=bf16[2,4,33,64] training dropout=0.1", "q=bf16[2,4,512,64] lengths training dropout=0.1"},
+      {"q=bf16[2,4,33,64] training deterministic", "q=bf16[2,4,512,64] lengths training deterministic"},
+      {"q=bf16[2,4,1,64] k=bf16[2,4,900,64]", "q=bf16[2,4,1024,64] lengths"},
+  };
+  for (const auto& [line, padded] : calls) {
+    const Case c = parse_case(std::string("x ") + line);
+    const Problem exact = problem_of(c.call, c.layouts);
+    const Claim answer = claim(padded, "h200");
+    ASSERT_TRUE(is_claimed(answer)) << padded << ": " << reason(answer);
+    const Problem& asked = static_cast<const ClaimedProblem*>(std::get<Plan>(answer).data.get())->problem;
+    for (const bool backward : {false, true})
+      EXPECT_EQ(plan_words(*shared_problem(exact, length_bucket(exact)), backward), plan_words(asked, backward)) << line;
+  }
+}
+
 TEST(CudnnCache, AnswersOnceAndKeysOnWhatCounts) {
   NEEDS_CUDNN();
   const Context fresh(test_options());
