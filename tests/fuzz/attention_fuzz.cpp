@@ -52,7 +52,7 @@ class Drawing {
     if (chance(3)) drawn.attrs.set("window_right", int64_t(below(12)));
     if (chance(4)) drawn.attrs.set("softcap", 1.5);
     if (chance(3)) drawn.attrs.set("scale", chance(4) ? 0.0 : chance(2) ? -0.3 : 0.7);
-    if (!packed && chance(3)) {
+    if (chance(3)) {
       const auto one_or = [&](int64_t n) { return chance(2) ? int64_t{1} : n; };
       const Dims shape{one_or(batch), one_or(heads), one_or(query_len), one_or(key_len)};
       put(drawn, sdpa_mask, contiguous_type(chance(2) ? DType::boolean : chance(2) ? dtype : DType::f32, shape));
@@ -211,7 +211,7 @@ TEST(AttentionFuzz, ExecutorsAgreeWithTheDecomposition) {
     Attributes attrs = drawn.attrs;
     Dims needs;
     for (size_t i = 0; i < sdpa_gradient_count; ++i)
-      needs.push_back(drawn.types[i] && is_float(drawn.types[i]->dtype) && !(i == sdpa_mask && drawn.types[sdpa_query_offsets]) && !drawing.chance(5));
+      needs.push_back(drawn.types[i] && is_float(drawn.types[i]->dtype) && !drawing.chance(5));
     attrs.set("needs", needs);
     Program backward = program_of(drawn, "sdpa_backward", more, attrs);
     Node& node = backward.trace.nodes[0];

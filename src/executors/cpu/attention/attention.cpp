@@ -101,7 +101,8 @@ class AttentionForward final : public Kernel {
   void run(const RunContext& context, const void* const* inputs, void* const* outputs) const override {
     if (is_empty(arguments_)) return;
     FULMEN_CHECK(context.workspace != nullptr);
-    kernels_.forward(arguments_, {inputs, outputs, context.workspace});
+    void* const results[] = {outputs[0], arguments_.has_lse ? outputs[1] : nullptr};
+    kernels_.forward(arguments_, {inputs, results, context.workspace});
   }
 
  private:
@@ -206,8 +207,6 @@ std::optional<Refusal> attention_refusal(const SdpaCall& call) {
                                                 std::to_string(call.key_offsets->shape[0]) + "; packed sequences need as many");
   if (call.query_offsets && call.query_offsets->shape[0] < 1)
     return refuse(RefusalCode::wrong_shape, "query_offsets has no entries, packed sequences need at least one");
-  if (call.query_offsets && call.training && call.mask && call.mask->requires_grad)
-    return refuse(RefusalCode::unsupported_argument, "mask wants a gradient and the sequences are packed, the cpu kernels take one or the other");
   return std::nullopt;
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "core/parallel.h"
+#include "executors/cpu/attention/closed_keys.h"
 #include "executors/cpu/attention/mask_gradient.h"
 #include "executors/cpu/attention/modes.h"
 #include "executors/cpu/attention/targets.h"
@@ -113,26 +114,9 @@ inline constexpr float coarse_lse = 4096.0f;
 
 void split_lse(const AttentionArguments& a, const AttentionRun& run, const AttentionSegment& segment, int64_t head, int64_t local,
                float& shift, float& log) {
-  const KeyRange open = open_keys(a, segment, local);
-  const int64_t count = std::max<int64_t>(open.end - open.begin, 0), query = segment.query_begin + local, key_first = segment.key_begin + open.begin;
-  std::vector<float> logits(static_cast<size_t>(round_up(count, lanes)) + lanes), query_row(static_cast<size_t>(a.head_dim) + 1), key_row(query_row.size());
-  const Source source(run.inputs[sdpa_query], a.query, segment.batch, head, query);
-  const Source keys(run.inputs[sdpa_key], a.key, segment.batch, head / a.group, key_first);
-  widen_row(source.data, source.dtype, source.col_stride, a.head_dim, a.head_dim, 1.0f, query_row.data());
-  for (int64_t j = 0; j < count; ++j) {
-    widen_row(keys.row(j), keys.dtype, keys.col_stride, a.head_dim, a.head_dim, 1.0f, key_row.data());
-    double dot = 0.0;
-    for (int64_t c = 0; c < a.head_dim; ++c) dot += static_cast<double>(query_row[static_cast<size_t>(c)]) * key_row[static_cast<size_t>(c)];
-    logits[static_cast<size_t>(j)] = static_cast<float>(dot * a.scale);
-  }
-  ScoreRules rules = score_rules(a, true);
-  RowPlace place;
-  place.begin = 0;
-  place.end = place.live = count;
-  place.distance = local + segment.shift - open.begin;
-  if (a.has_slopes) place.slope = static_cast<const float*>(run.inputs[sdpa_alibi_slopes])[head * a.slopes_stride];
-  if (a.mask.present) place.mask = mask_row(a, run.inputs[sdpa_mask], segment.batch, head, query, key_first);
-  if (count > 0) finish_scores(rules, place, logits.data(), nullptr);
+  const LoneRow row(a, run, segment, head, local);
+  const std::vector<float> logits = row.logits();
+  const int64_t count = row.count();
   float highest = minus_infinity;
   for (int64_t j = 0; j < count; ++j) highest = std::max(highest, logits[static_cast<size_t>(j)]);
   if (!std::isfinite(highest)) return;
@@ -143,10 +127,14 @@ void split_lse(const AttentionArguments& a, const AttentionRun& run, const Atten
 }
 
 void write_query_grad(const AttentionArguments& a, const AttentionRun& run, const AttentionSegment& segment, int64_t head,
-                      int64_t first, int64_t count, float* rows, int64_t row_floats) {
+                      int64_t first, int64_t count, const DropoutRules& dropout, const BackwardState& state, float* rows, int64_t row_floats) {
   for (int64_t r = 0; r < count; ++r) {
     float* row = rows + r * row_floats;
     for (int64_t c = 0; c < row_floats; c += lanes) store(row + c, load(row + c) * a.scale);
+    if (!all_finite(row, a.head_dim)) {
+      const int64_t at = (segment.batch * a.heads + head) * a.query_len + segment.query_begin + first + r;
+      clean_query_grad_row(a, run, segment, head, first + r, dropout, state.row_shift[at], state.row_log[at], state.delta[at], row);
+    }
     narrow_row(row, a.head_dim, run.outputs[0], a.query_grad.dtype,
                a.query_grad.offset(segment.batch, head, segment.query_begin + first + r), a.query_grad.stride[3]);
   }
@@ -195,11 +183,12 @@ template <int degree, bool plain>
 FULMEN_INLINE void score_gradient(const ScoreRow& row, int64_t c, vfloat factor, vfloat& p, vfloat& ds) {
   p = exp2_fast<degree>(fma(load(row.score + c) - splat(row.shift), factor, splat(-row.log)));
   vfloat grad = load(row.value_score + c);
+  // Where p is 0, whatever the value of a closed key made of dO V^T.
   if constexpr (plain) {
-    ds = p * (grad - splat(row.delta));
+    ds = select((vint)(p != 0.0f), p * (grad - splat(row.delta)), vfloat{});
   } else {
     const vfloat keep = row.dropout ? load(row.dropout + c) : splat(1.0f);
-    ds = p * (grad * keep - splat(row.delta));
+    ds = select((vint)(p != 0.0f), p * (grad * keep - splat(row.delta)), vfloat{});
     p = p * keep;
     store(row.value_score + c, ds);
     if (row.tanh_score) ds = chain_softcap(ds, load(row.tanh_score + c));
@@ -264,7 +253,7 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
       const int64_t first = i * sizes.block_queries, count = std::min(sizes.block_queries, segment.query_count - first);
       const KeyRange visited = visited_blocks(a, sizes, segment, first, count);
       if (task.block < visited.begin || task.block >= visited.end) {
-        if (state.mask.wanted()) state.mask.add(segment.batch, head, first, count, key_first, written, 0, 0, task.block, i, nullptr, 0);
+        if (state.mask.wanted()) state.mask.add(segment, task.segment, head, first, count, key_first, written, 0, 0, task.block, i, nullptr, 0);
         continue;
       }
       int64_t from = std::max<int64_t>(open_keys(a, segment, first).begin - key_first, 0);
@@ -348,7 +337,7 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
             slope_sum -= distance_sum(scratch.value_score + r * row, from, to_padded, first + r + segment.shift - key_first);
       }
       if (state.mask.wanted())
-        state.mask.add(segment.batch, head, first, count, key_first, written, open ? from : 0, open ? to : 0, task.block, i, scratch.value_score, row);
+        state.mask.add(segment, task.segment, head, first, count, key_first, written, open ? from : 0, open ? to : 0, task.block, i, scratch.value_score, row);
       if constexpr (!Mode::pairs)
         if (open && scratch.tanh_score)
           for (int64_t r = 0; r < count; ++r)
@@ -381,11 +370,11 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
                         scratch.key_rows + Mode::right_rows(from) * sizes.head_dim, sizes.head_dim, sum, sizes.head_dim, !is_first);
         else if (is_first)
           std::memset(sum, 0, static_cast<size_t>(count * sizes.head_dim) * 4);
-        if (task.block + 1 == visited.end) write_query_grad(a, run, segment, head, first, count, sum, sizes.head_dim);
+        if (task.block + 1 == visited.end) write_query_grad(a, run, segment, head, first, count, dropout, state, sum, sizes.head_dim);
         ticket.store(task.block + 1, std::memory_order_release);
       }
     }
-    if (state.mask.wanted()) state.mask.finish_head(segment.batch, head, task.block);
+    if (state.mask.wanted()) state.mask.finish_head(segment, task.segment, head, task.block);
     state.slope_parts[static_cast<size_t>(task_index * a.group + g)] = slope_sum;
   }
   if (a.key_grad.present)
@@ -441,7 +430,7 @@ void backward(const AttentionArguments& a, const AttentionRun& run) {
   state.unit_done = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(units));
   state.tickets = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(units * a.group * sizes.query_blocks));
   state.slope_parts.assign(static_cast<size_t>(task_count * a.group), 0.0);
-  state.mask.prepare(a, run.outputs[3], shared.mask, sizes.key_blocks, sizes.query_blocks);
+  state.mask.prepare(a, run.outputs[3], shared.mask, sizes.key_blocks, sizes.block_keys, sizes.query_blocks, sizes.block_queries);
 
   // delta, and zeros for query blocks that no task visits.
   std::vector<float> zeros(static_cast<size_t>(sizes.head_dim), 0.0f);

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "core/parallel.h"
+#include "executors/cpu/attention/closed_keys.h"
 #include "executors/cpu/attention/modes.h"
 #include "executors/cpu/attention/targets.h"
 #include "ops/sdpa_call.h"
@@ -192,7 +193,9 @@ void decode_chunk(const AttentionArguments& a, const AttentionRun& run, const De
 }
 
 // Joins the chunks of one key head, in order.
-void join_chunks(const AttentionArguments& a, const AttentionRun& run, const DecodeSizes& sizes, int64_t batch, int64_t key_head, float* sums) {
+void join_chunks(const AttentionArguments& a, const AttentionRun& run, const DecodeSizes& sizes, const DropoutRules& dropout,
+                 const AttentionSegment& segment, int64_t key_head, float* sums) {
+  const int64_t batch = segment.batch;
   const int64_t floats = chunk_floats(sizes), padded_rows = round_up(sizes.rows, together);
   const auto* sink = static_cast<const float*>(run.inputs[sdpa_sink]);
   auto* lse = static_cast<float*>(run.outputs[1]);
@@ -216,6 +219,7 @@ void join_chunks(const AttentionArguments& a, const AttentionRun& run, const Dec
     if (open && sink) total += std::exp(sink[head * a.sink_stride] - highest);
     if (open)
       for (float& x : row) x /= total;
+    if (!all_finite(row.data(), a.value_dim)) clean_out_row(a, run, segment, head, query, dropout, row.data());
     if (run.outputs[0]) narrow_row(row.data(), a.value_dim, run.outputs[0], a.out.dtype, a.out.offset(batch, head, query), a.out.stride[3]);
     if (lse) lse[(batch * a.heads + head) * a.query_len + query] = open ? highest + std::log(total) : minus_infinity;
   }
@@ -258,7 +262,7 @@ void decode(const AttentionArguments& a, const AttentionRun& run) {
       const auto run_chunk = a.key.dtype == DType::f32 ? decode_chunk<float> : a.key.dtype == DType::bf16 ? decode_chunk<bf16> : decode_chunk<f16>;
       run_chunk(a, run, sizes, rules, dropout, segment, key_head, chunk, scratch, unit_sums + chunk * floats);
       // Whoever finishes a head's last chunk joins them.
-      if (done[static_cast<size_t>(unit)].fetch_add(1, std::memory_order_acq_rel) + 1 == sizes.chunks) join_chunks(a, run, sizes, batch, key_head, unit_sums);
+      if (done[static_cast<size_t>(unit)].fetch_add(1, std::memory_order_acq_rel) + 1 == sizes.chunks) join_chunks(a, run, sizes, dropout, segment, key_head, unit_sums);
     }
   });
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/parallel.h"
+#include "executors/cpu/attention/closed_keys.h"
 #include "executors/cpu/attention/modes.h"
 #include "executors/cpu/attention/targets.h"
 #include "ops/sdpa_call.h"
@@ -174,6 +175,7 @@ void forward_task(const AttentionArguments& a, const AttentionRun& run, const Fo
     float* out = scratch.out + r * dims;
     const float inverse = open ? shrink / total : 0.0f;
     for (int64_t c = 0; c < dims; c += lanes) store(out + c, open ? load(out + c) * inverse : vfloat{});
+    if (!all_finite(out, a.value_dim)) clean_out_row(a, run, segment, head, query_of(r), dropout, out);
     if (run.outputs[0]) narrow_row(out, a.value_dim, run.outputs[0], a.out.dtype, a.out.offset(segment.batch, head, query), a.out.stride[3]);
     if (lse) lse[(segment.batch * a.heads + head) * a.query_len + query] = open ? row_max + std::log(total) : minus_infinity;
   }

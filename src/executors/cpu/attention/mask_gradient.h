@@ -5,6 +5,7 @@
 //   reduced   broadcast over batch, heads or queries: f32 sums of the mask's size, converted at the end; an f32 result
 //             that is broadcast over batch or heads alone holds the sums itself
 //   row_sums  broadcast over keys: f32 sums of each row of each key block, reduced at the end
+// Blocks of packed sequences lie anywhere and don't cover the mask: all sums begin at zero then.
 #pragma once
 
 #include <atomic>
@@ -42,34 +43,46 @@ class MaskGradient {
     return 0;
   }
 
-  void prepare(const AttentionArguments& a, void* output, float* scratch, int64_t key_blocks, int64_t query_blocks) {
+  void prepare(const AttentionArguments& a, void* output, float* scratch, int64_t key_blocks, int64_t block_keys, int64_t query_blocks,
+               int64_t block_queries) {
     form_ = form_of(a);
     if (form_ == Form::none) return;
     a_ = &a;
     output_ = output;
     scratch_ = scratch;
     key_blocks_ = key_blocks;
-    query_blocks_ = query_blocks;
+    block_keys_ = block_keys;
+    block_queries_ = block_queries;
+    packed_ = a.sequences > 0;
+    // Places of blocks: each of the sequences, and what lies before and behind them, may begin one of its own.
+    const int64_t more = packed_ ? a.sequences + 2 : 0;
+    key_places_ = std::max<int64_t>(key_blocks + more, 1);
+    query_places_ = std::max<int64_t>(query_blocks + more, 1);
     batch_ranks_ = a.mask_shape[0] == 1 ? 1 : 0;
     head_ranks_ = a.mask_shape[1] == 1 ? 1 : 0;
     in_place_ = sums_in_place(a);
     // Other sums begin with the first tile that arrives.
-    if (form_ == Form::row_sums || (form_ == Form::reduced && a.mask_shape[2] == 1)) {
+    if (packed_ && (form_ == Form::direct || in_place_)) {
+      const std::vector<float> zeros(static_cast<size_t>(a.key_len), 0.0f);
+      for_each_row([&](int64_t b, int64_t h, int64_t i) { write_row(zeros.data(), b, h, i); });
+    } else if (packed_ || form_ == Form::row_sums || (form_ == Form::reduced && a.mask_shape[2] == 1)) {
       const int64_t floats = scratch_floats(a, key_blocks);
       parallel_for(floats, 1 << 16, [&](int64_t begin, int64_t end) { std::memset(scratch + begin, 0, static_cast<size_t>(end - begin) * 4); });
     }
     if (form_ == Form::reduced)
-      tickets_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(
-          a.mask_shape[0] * a.mask_shape[1] * std::max<int64_t>(query_blocks, 1) * std::max<int64_t>(key_blocks, 1)));
+      tickets_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(a.mask_shape[0] * a.mask_shape[1] * query_places_ * key_places_));
   }
 
   bool wanted() const { return form_ != Form::none; }
 
   // Score gradients of queries [first, first + count) and columns [from, to) of a key block `width` wide; zero elsewhere
-  // in the block. Every (batch, head, query block, key block) must come by once.
-  void add(int64_t batch, int64_t head, int64_t first, int64_t count, int64_t key_first, int64_t width, int64_t from, int64_t to,
-           int64_t key_block, int64_t query_block, const float* tile, int64_t tile_row) {
+  // in the block. Places are local to the segment. Every (segment, head, query block, key block) must come by once.
+  void add(const AttentionSegment& segment, int64_t segment_index, int64_t head, int64_t first, int64_t count, int64_t key_first, int64_t width,
+           int64_t from, int64_t to, int64_t key_block, int64_t query_block, const float* tile, int64_t tile_row) {
     const AttentionArguments& a = *a_;
+    const int64_t batch = segment.batch;
+    first += segment.query_begin;
+    key_first += segment.key_begin;
     if (form_ == Form::direct) {
       const int64_t stride = a.mask_grad.stride[3];
       const std::vector<float> zeros(static_cast<size_t>(std::max(from, width - to)), 0.0f);
@@ -92,9 +105,9 @@ class MaskGradient {
     }
     const bool one_row = a.mask_shape[2] == 1;
     const int64_t mask_batch = batch_ranks_ ? 0 : batch, mask_head = head_ranks_ ? 0 : head;
-    std::atomic<int64_t>& ticket = ticket_of(batch, head, one_row ? 0 : query_block, key_block);
+    std::atomic<int64_t>& ticket = ticket_of(segment, segment_index, head, one_row ? -1 : query_block, key_block);
     wait_until(ticket, rank(batch, head));
-    const bool begins = !one_row && rank(batch, head) == 0;
+    const bool begins = !one_row && !packed_ && rank(batch, head) == 0;
     for (int64_t r = 0; r < count && (begins || from < to); ++r) {
       float* sum = in_place_ ? static_cast<float*>(output_) + a.mask_grad.offset(mask_batch, mask_head, first + r) + key_first
                              : scratch_ + ((mask_batch * a.mask_shape[1] + mask_head) * a.mask_shape[2] + (one_row ? 0 : first + r)) * a.key_len + key_first;
@@ -113,11 +126,11 @@ class MaskGradient {
   }
 
   // After all query blocks of a head came by for a key block.
-  void finish_head(int64_t batch, int64_t head, int64_t key_block) {
+  void finish_head(const AttentionSegment& segment, int64_t segment_index, int64_t head, int64_t key_block) {
     if (form_ != Form::reduced || a_->mask_shape[2] != 1) return;
-    std::atomic<int64_t>& ticket = ticket_of(batch, head, 0, key_block);
-    wait_until(ticket, rank(batch, head));
-    ticket.store(rank(batch, head) + 1, std::memory_order_release);
+    std::atomic<int64_t>& ticket = ticket_of(segment, segment_index, head, -1, key_block);
+    wait_until(ticket, rank(segment.batch, head));
+    ticket.store(rank(segment.batch, head) + 1, std::memory_order_release);
   }
 
   void finish() {
@@ -169,17 +182,23 @@ class MaskGradient {
   int64_t rank(int64_t batch, int64_t head) const {
     return batch_ranks_ ? batch * (head_ranks_ ? a_->heads : 1) + (head_ranks_ ? head : 0) : head_ranks_ ? head : 0;
   }
-  std::atomic<int64_t>& ticket_of(int64_t batch, int64_t head, int64_t query_block, int64_t key_block) const {
-    const int64_t mask_batch = batch_ranks_ ? 0 : batch, mask_head = head_ranks_ ? 0 : head;
-    return tickets_[static_cast<size_t>(((mask_batch * a_->mask_shape[1] + mask_head) * query_blocks_ + query_block) * key_blocks_ + key_block)];
+  // query_block -1: all queries share a row of sums.
+  std::atomic<int64_t>& ticket_of(const AttentionSegment& segment, int64_t segment_index, int64_t head, int64_t query_block, int64_t key_block) const {
+    const int64_t mask_batch = batch_ranks_ ? 0 : segment.batch, mask_head = head_ranks_ ? 0 : head;
+    int64_t query = std::max<int64_t>(query_block, 0), key = key_block;
+    if (packed_) {
+      key += segment.key_begin / block_keys_ + segment_index;
+      if (query_block >= 0) query += segment.query_begin / block_queries_ + segment_index;
+    }
+    return tickets_[static_cast<size_t>(((mask_batch * a_->mask_shape[1] + mask_head) * query_places_ + query) * key_places_ + key)];
   }
 
   Form form_ = Form::none;
   const AttentionArguments* a_ = nullptr;
   void* output_ = nullptr;
   float* scratch_ = nullptr;
-  int64_t key_blocks_ = 0, query_blocks_ = 0;
-  bool batch_ranks_ = false, head_ranks_ = false, in_place_ = false;
+  int64_t key_blocks_ = 0, block_keys_ = 1, block_queries_ = 1, key_places_ = 1, query_places_ = 1;
+  bool batch_ranks_ = false, head_ranks_ = false, in_place_ = false, packed_ = false;
   std::unique_ptr<std::atomic<int64_t>[]> tickets_;
 };
 

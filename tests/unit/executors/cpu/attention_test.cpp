@@ -95,7 +95,7 @@ Operands random_operands(uint32_t seed) {
       o.mask.for_each([&](int64_t offset) { if (rng() % 2) o.mask.set_at(offset, low); });
     }
     c.mask = o.mask.type;
-    c.mask->requires_grad = !packed && mask_dtype != DType::boolean;
+    c.mask->requires_grad = mask_dtype != DType::boolean;
   }
   const int64_t heads = key_heads * group;
   std::normal_distribution<double> normal(0.0, 1.0);
