@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fulmen import _core
+from fulmen._attention_node import attention_node
 from fulmen._autograd import make_function
 from fulmen._core import ShapeError, TypeError, UnsupportedError
 from fulmen._executors import resolve
@@ -35,6 +36,8 @@ def sdpa(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
     open key gives zeros and zero gradients. Raises ShapeError or TypeError before any executor is asked.
     """
     if is_compiling():
+        if isinstance(scale, torch.Tensor):
+            q, scale = q * scale.to(q.dtype).reshape(()), 1.0
         return _torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if dropout_p == 0.0:
         try:
@@ -88,7 +91,7 @@ def attention(
         given, absent = ("cu_seqlens_q", "cu_seqlens_k") if cu_seqlens_k is None else ("cu_seqlens_k", "cu_seqlens_q")
         raise TypeError(f"attention: {given} is given and {absent} is not; packed sequences need both")
     lower_right = causal_corner == "lower_right"
-    handles = None if executors is None else resolve(executors)
+    handles = None if executors is None or is_compiling() else resolve(executors)  # a compiled program has a list of its own
     if dropout_p == 0.0 and not is_compiling():
         out = _run(
             q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, None, is_causal, lower_right, enable_gqa, left,
@@ -99,7 +102,7 @@ def attention(
     tensors = (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths)
     options = _Options(bool(is_causal), lower_right, bool(enable_gqa), left, right, float(softcap), bool(return_lse), deterministic, handles)
     if is_compiling():
-        return _with_torch("attention", tensors, dropout_p, scale, options)
+        return attention_node(tensors, dropout_p, scale, options)
     return _call("attention", tensors, dropout_p, scale, options)
 
 

@@ -488,7 +488,7 @@ def test_C43_negative_and_zero_scale(runner, dtype):
     check(runner, *three(1, 2, 5, 8, dtype=dtype), scale=-0.5)
 
 
-@pytest.mark.parametrize("how", ["alone"])
+@pytest.mark.parametrize("how", ["alone", "compiled"])
 def test_C43_a_tensor_as_scale_gets_its_gradient(how):
     q, k, v = three(1, 2, 5, 8)
     scale, double = torch.tensor(0.3, requires_grad=True), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)

@@ -150,8 +150,75 @@ def test_errors_name_the_argument(arguments, words):
         fulmen.attention(q, q, q, **arguments)
 
 
-def test_inside_torch_compile():
-    tensors, case = operands(FEATURES["softcap"], 6, 6)
-    ours = {n: t.float() for n, t in tensors.items()}
-    compiled = torch.compile(lambda **t: fulmen.attention(**t, **case), backend="fulmen")
-    assert torch.allclose(compiled(**ours), fulmen.attention(**ours, **case), atol=1e-5)
+COMPILED = {
+    **FEATURES,
+    "packed": dict(packed=True, is_causal=True),
+    "tensor scale": dict(scale=torch.tensor(0.4, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_one_node_inside_torch_compile(name):
+    """Results and gradients of the eager call, by one node that the CPU executor claims for both directions."""
+    case = dict(COMPILED[name])
+    if case.pop("packed", False):
+        offsets = torch.tensor([0, 3, 9, 14], dtype=torch.int32)
+        tensors, case = {n: make(1, 2, 14, 16, seed=i) for i, n in enumerate("qkv")}, dict(case, cu_seqlens_q=offsets, cu_seqlens_k=offsets)
+    else:
+        tensors, case = operands(case, 7, 9)
+    if isinstance(case.get("scale"), torch.Tensor):
+        case["scale"] = case["scale"].float()
+    ours = {n: t.float().requires_grad_() for n, t in tensors.items()}
+
+    def step(**t):
+        out, lse = fulmen.attention(**t, **case, return_lse=True)
+        return (out * 1.5).square().sum() + torch.where(lse.isinf(), 0.0, lse).sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="fulmen")
+    loss, right_loss = compiled(**ours), step(**ours)
+    assert torch.allclose(loss, right_loss, rtol=1e-5)
+    found, expected = (torch.autograd.grad(x, list(ours.values())) for x in (loss, right_loss))
+    for n, f, e in zip(ours, found, expected):
+        assert torch.allclose(f, e, rtol=1e-4, atol=1e-5), n
+    acquired = fulmen.last_traces(compiled)["acquire"]
+    assert acquired.count("sdpa(") == 1 and "softmax" not in acquired and "exp(" not in acquired
+
+
+def test_claimed_whole_inside_torch_compile():
+    q = make(1, 2, 16, 8).float().requires_grad_()
+    torch._dynamo.reset()
+    explained = fulmen.explain(lambda q: fulmen.attention(q * 2, q, q, window=(3, 0), softcap=5.0).sum(), q)
+    assert {c.executor for c in explained.claims if c.op.startswith("sdpa")} == {"cpu"}, str(explained)
+    assert explained.coverage == 1.0 and not explained.fallbacks
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_other_backends_of_torch_compile_run_it_too(backend):
+    tensors, case = operands(FEATURES["all"], 6, 8)
+    ours = {n: t.float().requires_grad_() for n, t in tensors.items()}
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda **t: fulmen.attention(**t, **case), backend=backend, fullgraph=True)
+    out, right_out = compiled(**ours), fulmen.attention(**ours, **case)
+    assert torch.allclose(out, right_out, atol=1e-5)
+    for f, e in zip(*(torch.autograd.grad(x.sum(), list(ours.values())) for x in (out, right_out))):
+        assert torch.allclose(f, e, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_inside_torch_compile():
+    q, sink = make(1, 2, 8, 16).float(), make(2, seed=1).float()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: fulmen.attention(q, q, q, sink=sink), backend="fulmen")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, right_out = compiled(q), fulmen.attention(q, q, q, sink=sink)
+    assert out.dtype == right_out.dtype == torch.bfloat16 and torch.equal(out, right_out)
+
+
+def test_dropout_inside_torch_compile_follows_the_seed():
+    q = make(1, 2, 32, 16).float()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: fulmen.attention(q, q, q, dropout_p=0.5), backend="fulmen")
+    torch.manual_seed(1)
+    first, second = compiled(q), compiled(q)
+    torch.manual_seed(1)
+    assert torch.equal(first, compiled(q)) and not torch.equal(first, second)

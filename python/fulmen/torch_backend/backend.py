@@ -75,6 +75,8 @@ def _cuda_graph(module: torch.fx.GraphModule, report: Report):
         report.recorded.node_count += 1
         if node.op == "call_function" and getattr(node.target, "__name__", "") in _SDPA_NAMES:
             node.target = fulmen.sdpa
+        elif node.target is torch.ops.fulmen.attention.default:
+            pass  # it asks the executors itself
         else:
             text = node.format_node() or str(node)
             reason = "on a CUDA device Fulmen runs attention only"

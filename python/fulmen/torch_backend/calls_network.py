@@ -272,6 +272,33 @@ def _attention(r: Recording, query, key, value, attn_mask=None, dropout_p=0.0, i
     return r.wrap(r.recorder.emit("sdpa", inputs, attributes)[0])
 
 
+@call("torch.ops.fulmen.attention.default")
+def _fulmen_attention(
+    r: Recording, q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, dropout_p, scale, is_causal, lower_right,
+    enable_gqa, window_left, window_right, softcap, return_lse,
+):
+    operands = [q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths]
+    autocast = r.recorder.autocast
+    if autocast is not None:  # as in eager mode: sink and slopes keep their dtype
+        operands[:4] = [r.convert(x, autocast) if x is not None and x.dtype in ("f16", "bf16", "f32") else x for x in operands[:4]]
+    attributes = {
+        "is_causal": is_causal, "lower_right": lower_right, "enable_gqa": enable_gqa, "window_left": window_left,
+        "window_right": window_right, "softcap": softcap, "return_lse": return_lse,
+    }  # fmt: skip
+    if scale is not None:
+        attributes["scale"] = scale
+    seed = None
+    if dropout_p > 0:
+        attributes["dropout_p"] = dropout_p
+        seed = _own_seed(r, k.shape[-2])
+    r.recorder.set_autocast(None)
+    try:
+        results = r.recorder.emit("sdpa", [*(None if x is None else x.value for x in operands), seed], attributes)
+    finally:
+        r.recorder.set_autocast(autocast)
+    return tuple(r.wrap(value) for value in results)
+
+
 def _own_seed(r: Recording, draws: int) -> int:
     """The program's seed moved to counters of its own: attention has no offset attribute."""
     offset = r.recorder.next_offset(draws)
