@@ -3,7 +3,7 @@
 // beside every buffer and around the arena, operands that change, and that the CPU executor claims what it can, so that
 // nothing falls to the decomposition in silence. A failing draw shrinks and prints one line that runs it again:
 //   FULMEN_ATTENTION_CALL='...' fulmen_tests --gtest_filter='AttentionCalls*'
-// FULMEN_FUZZ_SEED, FULMEN_FUZZ_COUNT: which draws; FULMEN_FUZZ_VALUES: how often each is run, with other values;
+// FULMEN_FUZZ_SEED, FULMEN_FUZZ_COUNT: which draws; FULMEN_FUZZ_VALUES: how often each is run by the kernels, with other values;
 // FULMEN_FUZZ_SECONDS ends it early; FULMEN_FUZZ_LOG: a file that gets a line now and then.
 #include <gtest/gtest.h>
 
@@ -274,7 +274,9 @@ TEST_F(AttentionCalls, AgreeWithTheDefinition) {
       const Compiled program = compile_call(call);
       failure = check_claims(call, *program.compiled);
       const uint64_t values = call.values;
-      for (uint64_t r = 0; r < repeats && failure.empty(); ++r) {
+      // The slow runners have most of their cost in each run, the kernels in compiling.
+      const uint64_t share = call.runner == Runner::reference ? 8 : call.runner == Runner::decomposition ? 4 : 1;
+      for (uint64_t r = 0; r < (repeats + share - 1) / share && failure.empty(); ++r) {
         call.values = values + 2 * r;  // whether it is even chooses the layouts
         failure = run_call(call, program);
         ++calls;

@@ -95,6 +95,63 @@ def test_packed_sequences_do_not_see_each_other():
         assert torch.allclose(whole[:, :, begin:end], alone, atol=1e-6)
 
 
+CLOSED = {  # what closes keys -> (arguments, rows to which key 5 of 8 is closed)
+    "causal": (dict(is_causal=True), lambda i: i < 5),
+    "lower right": (dict(is_causal=True, causal_corner="lower_right"), lambda i: i < 5),
+    "window": (dict(window=(1, 1)), lambda i: abs(i - 5) > 1),
+    "key lengths": (dict(key_lengths=torch.tensor([5], dtype=torch.int32)), lambda i: True),
+    "packed": (dict(cu_seqlens_q=torch.tensor([0, 4, 8], dtype=torch.int32), cu_seqlens_k=torch.tensor([0, 4, 8], dtype=torch.int32)), lambda i: i < 4),
+    "bool mask": (dict(mask=torch.arange(8) != 5), lambda i: True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_a_closed_key_holds_reaches_no_row(name, dtype, bad):
+    case, is_closed = CLOSED[name]
+    rows = [i for i in range(8) if is_closed(i)]
+    for group in (1, 6):  # few rows a key head take another kernel
+        q = make(1, 2 * group, 8, 16).to(dtype)
+        k, v = (make(1, 2, 8, 16, seed=s).to(dtype) for s in (1, 2))
+        results = []
+        for broken in (False, True):
+            if broken:
+                k[:, :, 5] = v[:, :, 5] = bad
+            ours = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+            out = fulmen.attention(*ours, **case, enable_gqa=True, softcap=0.0)
+            grads = torch.autograd.grad(out[:, :, rows].float().sum(), ours)
+            results.append((out[:, :, rows], grads[0][:, :, rows]))
+            if broken and len(rows) == 8:  # nobody sees the key: all gradients are finite, its own are 0
+                assert all(torch.isfinite(g).all() for g in grads) and (grads[1][:, :, 5] == 0).all() and (grads[2][:, :, 5] == 0).all()
+        for found, right_ in zip(results[1], results[0]):
+            assert torch.isfinite(found).all()
+            assert torch.allclose(found.float(), right_.float(), atol=3e-2 if dtype != torch.float32 else 1e-5)
+
+
+def test_one_query_ignores_what_closed_keys_hold():
+    q, k, v = make(1, 4, 1, 16).float(), make(1, 4, 700, 16, seed=1).float(), make(1, 4, 700, 16, seed=2).float()
+    expected = fulmen.attention(q, k[:, :, :300], v[:, :, :300])
+    k[:, :, 300:] = v[:, :, 300:] = math.nan
+    for case in (dict(key_lengths=torch.tensor([300], dtype=torch.int32)), dict(mask=torch.arange(700) < 300)):
+        assert torch.allclose(fulmen.attention(q, k, v, **case), expected, atol=1e-5)
+
+
+def test_an_open_key_that_is_nan_is_told():
+    q = make(1, 1, 8, 16).float()
+    v = q.clone()
+    v[:, :, 5] = math.nan
+    out = fulmen.attention(q, q, v, is_causal=True)
+    assert torch.isfinite(out[:, :, :5]).all() and torch.isnan(out[:, :, 5:]).all()
+
+
+def test_packed_sequences_take_the_gradient_of_a_mask():
+    offsets = torch.tensor([0, 3, 3, 9, 14], dtype=torch.int32)
+    for shape in ((14, 14), (2, 14, 14), (1, 14), (14, 1)):
+        tensors = dict(q=make(1, 2, 14, 16), k=make(1, 2, 14, 16, seed=1), v=make(1, 2, 14, 16, seed=2), mask=make(*shape, seed=3))
+        compare(tensors, dict(cu_seqlens_q=offsets, cu_seqlens_k=offsets))
+
+
 def test_log_sum_exp_is_a_second_result():
     tensors, case = operands({}, 6, 9)
     out, lse = fulmen.attention(**{n: t.float() for n, t in tensors.items()}, return_lse=True)
