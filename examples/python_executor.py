@@ -8,13 +8,18 @@ import math
 import torch
 
 import fulmen
+from fulmen.testing import check_executor
 
 mine = fulmen.executor("mine", "attention in plain PyTorch, for sequences up to 128")
 
 
+def factor(query, scale):
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
 def backward(query, key, value, mask, sink, slopes, q_offsets, k_offsets, key_lengths, seed, out, lse, out_grad, *, scale, **options):
-    weights = torch.exp(query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1])) - lse[..., None])
-    score_grad = weights * (out_grad @ value.transpose(-2, -1) - (out_grad * out).sum(-1, keepdim=True)) * (scale or 1 / math.sqrt(query.shape[-1]))
+    weights = torch.exp(query @ key.transpose(-2, -1) * factor(query, scale) - lse[..., None])
+    score_grad = weights * (out_grad @ value.transpose(-2, -1) - (out_grad * out).sum(-1, keepdim=True)) * factor(query, scale)
     return score_grad @ key, score_grad.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ out_grad, None, None, None
 
 
@@ -23,12 +28,14 @@ def checker(call):
         return f"sdpa: query_len is {call.query.shape[-2]}, mine takes up to 128"
     if call.mask or call.seed or call.key_offsets or call.is_causal or call.query.dtype != "f32" or call.query.shape[1] != call.key.shape[1]:
         return "sdpa: mine takes f32 without masks, dropout, packing and grouped heads"
+    if call.window_left >= 0 or call.window_right >= 0 or call.softcap or call.sink or call.alibi_slopes or call.key_lengths:
+        return "sdpa: mine takes no window, soft-cap, sink, slopes and key lengths"
     return True
 
 
 @mine.implements("sdpa", checker, backward=backward)
 def attend(query, key, value, *_, scale, **options):
-    scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
+    scores = query @ key.transpose(-2, -1) * factor(query, scale)
     lse = scores.logsumexp(-1)
     return torch.exp(scores - lse[..., None]) @ value, lse
 
@@ -42,3 +49,4 @@ if __name__ == "__main__":
     (found,) = torch.autograd.grad(out.sum(), q)
     (right,) = torch.autograd.grad(fulmen.sdpa(q, q, q).sum(), q)
     print("largest difference of the gradients:", (found - right).abs().max().item())
+    print(check_executor(mine, ops=["sdpa", "sdpa_forward"]))

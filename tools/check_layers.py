@@ -19,6 +19,7 @@ ALLOWED = {
     "claiming": {"core", "ir", "ops", "runtime", "executors"},
     "passes": {"core", "ir", "ops", "runtime", "claiming", "executors"},
     "executors": {"core", "ir", "ops", "runtime"},
+    "conformance": {"core", "ir", "ops", "passes", "claiming", "executors", "runtime"},
     "driver": {"core", "ir", "ops", "tracing", "passes", "claiming", "executors", "runtime", "fulmen"},
 }
 # The interface is for everyone; the list of executors only for the driver and the bindings.

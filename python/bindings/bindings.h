@@ -20,6 +20,7 @@ void bind_claims(nb::module_& m);     // claims.cpp: Answer, claims of one call
 void bind_compile(nb::module_& m);    // compile.cpp: compile(), Compiled
 void bind_replay(nb::module_& m);     // replay.cpp: traces as files
 void bind_autograd(nb::module_& m);   // autograd.cpp: the two directions of a torch.autograd.Function
+void bind_testing(nb::module_& m);    // testing.cpp: the conformance suite of executors
 void bind_sdpa(nb::module_& m);       // sdpa.cpp: attention's own entry
 
 // In a catch block of a C function that Python calls: makes the exception Python's. Null, to be returned.

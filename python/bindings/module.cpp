@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
   fulmen::python::bind_autograd(m);
   fulmen::python::bind_sdpa(m);
   fulmen::python::bind_replay(m);
+  fulmen::python::bind_testing(m);
   fulmen::bind_tracing(m);
 }

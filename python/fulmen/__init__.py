@@ -46,7 +46,7 @@ _lazy = {
     "explain": "_explain",
     "Explanation": "_explain",
 }
-_modules = ("ops", "transformers", "torch_backend", "cli")
+_modules = ("ops", "transformers", "torch_backend", "testing", "cli")
 
 __all__ = ["DeviceError", "Error", "InternalError", "ShapeError", "TypeError", "UnsupportedError", *_lazy]
 

@@ -81,14 +81,15 @@ class PythonExecutor:
         rule = self._rules.get("sdpa" if op.startswith("sdpa_") else op)
         if rule is None:
             return "not_implemented", f"{op}: {self.name} doesn't run it"
-        if training and rule.backward is None:
+        if (training or op == "sdpa_backward") and rule.backward is None:
             return "backward_unsupported", f"{op}: {self.name} has no backward for it"
         if deterministic and not rule.deterministic:
             return "not_deterministic", f"{op}: {self.name} is not deterministic"
         if rule.checker is not None:
             answer = rule.checker(Call(op, inputs, outputs, attrs, training, deterministic, target))
             if isinstance(answer, str):
-                return "unsupported_argument", answer
+                family = "sdpa" if op.startswith("sdpa") else op
+                return "unsupported_argument", answer if answer.startswith((f"{family}: ", f"{op}: ")) else f"{family}: {answer}"
             if answer is False:
                 return "unsupported_argument", f"{op}: {self.name}'s checker refuses it"
         plan = {"forward": getattr(rule.function, "__name__", "function"), "deterministic": rule.deterministic}

@@ -111,6 +111,9 @@ std::optional<Refusal> refuse(const Call& call) {
   for (size_t i = 0; i < call.inputs.size(); ++i)
     if (call.inputs[i])
       if (auto refusal = look(*call.inputs[i], call.op->operands[i].name)) return refusal;
+  // Its kernels read the bias as if it had no gaps, whatever its description says.
+  if (call.op->name == "convolution" && call.inputs.size() > 2 && call.inputs[2] && !call.inputs[2]->is_contiguous())
+    return Refusal{RefusalCode::wrong_layout, op + "bias has stride " + std::to_string(call.inputs[2]->strides[0]) + ", onednn needs 1"};
   return look(*call.outputs[0], "the result");
 }
 
