@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc)
 PYTHON := $(VENV)/bin/python
 
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-venv python3-dev \
-            libdnnl-dev libgtest-dev libbenchmark-dev nlohmann-json3-dev
+            libdnnl-dev libgtest-dev
 # The environment follows from requirements.txt: its hash names the stamp.
 STAMP := $(VENV)/.fulmen-$(shell sha256sum requirements.txt | cut -c1-16)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
@@ -37,7 +37,7 @@ $(STAMP): requirements.txt | packages
 build: packages $(STAMP) ## set up everything and build into build/; leaves .venv/bin/fulmen
 	@[ -f $(BUILD)/build.ninja ] || cmake -G Ninja -B $(BUILD) -DPython_EXECUTABLE=$(abspath $(PYTHON)) > $(BUILD).log 2>&1 \
 	  || { cat $(BUILD).log; rm -f $(BUILD).log; exit 1; }; rm -f $(BUILD).log
-	cmake --build $(BUILD) -j $(JOBS)
+	cmake --build $(BUILD) -j $(JOBS) --target _core
 	@$(PYTHON) python/develop.py $(BUILD)
 
 demo: build ## train a GPT through Fulmen beside PyTorch; writes fulmen-report.html
@@ -49,6 +49,7 @@ test-layers:
 	python3 tools/check_layers.py
 
 test-cpp: build
+	cmake --build $(BUILD) -j $(JOBS)
 	ctest --test-dir $(BUILD) --output-on-failure
 
 test-python: build

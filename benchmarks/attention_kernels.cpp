@@ -1,5 +1,6 @@
 // Times the CPU attention kernels alone, with no framework in the process: forward and backward of the calls of
 // docs/performance.md, in GFLOP/s (4 and 10 operations a score element and dim; half of them if causal).
+// Built with -DFULMEN_BUILD_BENCHMARKS=ON.
 //   attention_kernels [instruction set [milliseconds a measurement]]
 // The comparison with other software is `fulmen bench attention`.
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Speed of GemmPlan alone, on the products of a GPT training step: one line a shape, best and median of half a second.
-//   g++ -O2 -std=c++20 -Isrc benchmarks/gemm_kernels.cpp build/libfulmen.a -pthread -ldl -o gemm_kernels
-//   ./gemm_kernels [threads]
+// Built with -DFULMEN_BUILD_BENCHMARKS=ON.
+//   gemm_kernels [threads]
 #include <algorithm>
 #include <array>
 #include <chrono>

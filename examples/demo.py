@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import html
+import os
 import statistics
 import sys
 import time
@@ -30,7 +31,7 @@ class Progress:
         self.interactive = sys.stderr.isatty()
 
     def show(self, step: int, loss: float):
-        if not self.interactive and step % 50 and step != self.total:
+        if not self.interactive and step % 50 and step not in (1, self.total):
             return
         elapsed = time.perf_counter() - self.start
         rate = step * self.tokens / elapsed
@@ -67,44 +68,98 @@ def train(call, model, config, data, steps, batch, show=True):
 
 
 def compare_step_times(models, config, data, batch, rounds):
-    """Median ms of a forward and backward of each (name, call, model), alternating in this process."""
+    """Median ms of a forward and backward of each (name, call, model), alternating in this process. Ctrl-C ends it early."""
     stream = batches(data, config, batch, seed=2)
     times = {name: [] for name, _, _ in models}
-    for round_index in range(rounds + 1):
-        tokens, targets = next(stream)
-        for name, call, model in models:
-            model.zero_grad(set_to_none=True)
-            start = time.perf_counter()
-            call(tokens, targets).backward()
-            if round_index:  # the first round warms up
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
+    try:
+        for round_index in range(rounds + 1):
+            tokens, targets = next(stream)
+            for name, call, model in models:
+                model.zero_grad(set_to_none=True)
+                start = time.perf_counter()
+                call(tokens, targets).backward()
+                if round_index:  # the first round warms up
+                    times[name].append(1e3 * (time.perf_counter() - start))
+    except KeyboardInterrupt:
+        print("\nstopped measuring step times", file=sys.stderr)
+    return {name: statistics.median(values) for name, values in times.items() if values}
 
 
-def curve(series, width=720, height=260) -> str:
-    """Loss curves as an inline SVG: {name: (colour, values)}."""
-    longest = max(len(values) for _, values in series.values())
-    highest = max(max(values) for _, values in series.values() if values)
-    parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="loss over steps">']
-    for tick in range(0, int(highest) + 2):
-        y = height - 30 - tick / highest * (height - 50)
-        if y > 10:
-            parts.append(f'<line x1="40" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/><text x="8" y="{y + 4:.1f}" font-size="12">{tick}</text>')
-    for name, (colour, values) in series.items():
-        points = " ".join(
-            f"{40 + i / max(longest - 1, 1) * (width - 50):.1f},{height - 30 - v / highest * (height - 50):.1f}" for i, v in enumerate(values)
-        )
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    for i, (name, (colour, _)) in enumerate(series.items()):
-        parts.append(f'<rect x="{60 + 170 * i}" y="{height - 18}" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{78 + 170 * i}" y="{height - 8}" font-size="13">{html.escape(name)}</text>')
-    return "".join(parts) + "</svg>"
+def first_step_of_inductor(inductor, data, config, batch):
+    """Seconds of it, or None where Inductor can't run this model or Ctrl-C ended it."""
+    tokens, targets = next(batches(data, config, batch, seed=3))
+    start = time.perf_counter()
+    try:
+        inductor(tokens, targets).backward()
+        return time.perf_counter() - start
+    except KeyboardInterrupt:
+        print("\nInductor is left out", file=sys.stderr)
+    except Exception as error:  # a peer that cannot run here is named, not hidden
+        warnings.warn(f"Inductor could not run this model here: {type(error).__name__}: {str(error).splitlines()[0]}")
+    return None
+
+
+def write_report(path: str, page: str):
+    """Beside the old report first: a full disk leaves that as it was."""
+    beside = f"{path}.part"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(page)
+        os.replace(beside, path)
+    except OSError:
+        if os.path.exists(beside):
+            os.unlink(beside)
+        raise
+
+
+def curve(series, width=760, height=300) -> str:
+    """Loss curves as an inline SVG: {name: (colour, line width, values)}, drawn in this order."""
+    left, bottom, top = 46, 40, 14
+    longest = max(len(values) for _, _, values in series.values())
+    highest = max(max(values) for _, _, values in series.values() if values) * 1.05
+
+    def x_of(step):
+        return left + step / max(longest - 1, 1) * (width - left - 16)
+
+    def y_of(loss):
+        return height - bottom - loss / highest * (height - bottom - top)
+
+    parts = [f'<svg viewBox="0 0 {width} {height}" style="width:100%;max-width:{width}px" role="img" aria-label="loss over steps">']
+    for tick in range(int(highest) + 1):
+        parts.append(f'<line x1="{left}" x2="{width - 16}" y1="{y_of(tick):.1f}" y2="{y_of(tick):.1f}" stroke="var(--rule)"/>')
+        parts.append(f'<text x="{left - 8}" y="{y_of(tick) + 4:.1f}" font-size="12" text-anchor="end">{tick}</text>')
+    for tick in sorted({round(k * (longest - 1) / 5) for k in range(6)}):
+        parts.append(f'<text x="{x_of(tick):.1f}" y="{height - bottom + 18}" font-size="12" text-anchor="middle">{tick + 1}</text>')
+    parts.append(f'<text x="{width / 2:.0f}" y="{height - 6}" font-size="12" text-anchor="middle">step</text>')
+    for name, (colour, line, values) in series.items():
+        points = " ".join(f"{x_of(i):.1f},{y_of(v):.1f}" for i, v in enumerate(values))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{line}" stroke-linejoin="round"/>')
+    legend = "".join(
+        f'<span style="margin-right:1.5em"><span class=bar style="width:1.6em;height:{line}px;vertical-align:middle;background:{colour}"></span> {html.escape(name)}</span>'
+        for name, (colour, line, _) in series.items()
+    )
+    return f"<p>Cross entropy of the next byte. {legend}</p>" + "".join(parts) + "</svg>"
+
+
+def bars(rows) -> str:
+    """(name, ms, ours) each as a bar; the longest fills the line."""
+    longest = max(ms for _, ms, _ in rows)
+    lines = "".join(
+        f"<tr><td>{html.escape(name)}</td><td class=n>{ms:.1f} ms</td><td style='width:60%'><span class='bar{' ours' if ours else ''}' "
+        f"style='width:{100 * ms / longest:.1f}%'></span></td></tr>"
+        for name, ms, ours in rows
+    )
+    return f"<div class=wide><table style='width:100%;max-width:760px'>{lines}</table></div>"
 
 
 def rows_table(header, rows) -> str:
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    """A table of the report; columns behind the first hold numbers where they look like some."""
+    def cell(value, tag="td"):
+        text = str(value)
+        return f"<{tag}{' class=n' if text[:1].isdigit() else ''}>{html.escape(text)}</{tag}>"
+
+    head = "".join(cell(h, "th") for h in header)
+    return f"<div class=wide><table><tr>{head}</tr>" + "".join("<tr>" + "".join(map(cell, row)) + "</tr>" for row in rows) + "</table></div>"
 
 
 def print_table(title, header, rows):
@@ -153,20 +208,18 @@ def main() -> int:
     models = [("eager", eager, eager), ("fulmen", compiled, ours)]
     first_steps = {"eager": eager_first, "fulmen": ours_first}
     if not arguments.no_inductor:
+        print("compiling with Inductor, about half a minute the first time", file=sys.stderr)
         other = copy.deepcopy(eager)
         inductor = torch.compile(other)
-        tokens, targets = next(batches(data, config, arguments.batch, seed=3))
-        start = time.perf_counter()
-        try:
-            inductor(tokens, targets).backward()
-            first_steps["inductor"] = time.perf_counter() - start
+        seconds = first_step_of_inductor(inductor, data, config, arguments.batch)
+        if seconds is not None:
+            first_steps["inductor"] = seconds
             models.insert(1, ("inductor", inductor, other))
-        except Exception as error:  # a peer that cannot run here is named, not hidden
-            warnings.warn(f"Inductor could not run this model here: {type(error).__name__}: {str(error).splitlines()[0]}")
     times = compare_step_times(models, config, data, arguments.batch, arguments.rounds)
     time_rows = [
-        (name, f"{times[name]:.1f}", f"{times[name] / times['fulmen']:.2f}x", f"{first_steps[name]:.2f}")
+        (name, f"{times[name]:.1f}", f"{times[name] / times['fulmen']:.2f}x" if "fulmen" in times else "", f"{first_steps[name]:.2f}")
         for name, _, _ in models
+        if name in times
     ]
     time_header = ("", "forward + backward, ms", "over fulmen", "first step, s")
     print_table("step times (medians)", time_header, time_rows)
@@ -191,19 +244,23 @@ def main() -> int:
         print_table("refusals", refusal_header, refusal_rows[:10])
     print(f"\ncoverage {explanation.coverage:.3f}; {explanation.saved_bytes:,} bytes saved for the backward")
 
-    page = explanation.to_html()
-    summary = (
+    by_executor = {}
+    for executor, _, _, ms in profile.by_op():
+        by_executor[executor] = by_executor.get(executor, 0.0) + ms / 5
+    top = (
         f"<h1>Fulmen: a GPT trained on this machine</h1>"
-        f"<p>{parameters:,} parameters, {len(ours_losses)} steps of {arguments.batch} x {config.length} bytes. Largest relative gap "
-        f"between Fulmen's losses and eager's on the same seed, first {shared} steps: {gap:.2e}.</p>"
-        + curve({"fulmen": ("#c0392b", ours_losses), "PyTorch eager": ("#2c6fbb", eager_losses)})
-        + "<h2>Step times</h2>" + rows_table(time_header, time_rows)
+        f"<p>{parameters:,} parameters, {len(ours_losses)} steps of {arguments.batch} x {config.length} bytes of the source of Python's "
+        f"standard library; loss {ours_losses[0]:.4f} to {ours_losses[-1]:.4f}. Largest relative gap between Fulmen's losses and eager's on "
+        f"the same seed, first {shared} steps: {gap:.2e}. PyTorch {torch.__version__}, {torch.get_num_threads()} threads.</p>"
+        "<h2>Loss</h2>" + curve({"PyTorch eager": ("var(--other)", 6, eager_losses), "Fulmen": ("var(--ours)", 2, ours_losses)})
+        + "<h2>Step times</h2><p>Forward and backward, medians, alternating in one process.</p>"
+        + (bars([(name, times[name], name == "fulmen") for name, _, _ in models if name in times]) if times else "")
+        + rows_table(time_header, time_rows)
+        + "<h2>Time per executor</h2>" + bars([(name, ms, True) for name, ms in sorted(by_executor.items(), key=lambda item: -item[1])])
         + "<h2>Where a step's time goes</h2>" + rows_table(profile_header, profile_rows)
     )
-    page = page.replace("<body>", "<body>" + summary, 1)
     try:
-        with open(arguments.report, "w", encoding="utf-8") as file:
-            file.write(page)
+        write_report(arguments.report, explanation.to_html(top))
     except OSError as error:
         print(f"the report could not be written to {arguments.report}: {error.strerror}", file=sys.stderr)
         return 1
@@ -212,4 +269,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\nstopped; no report was written", file=sys.stderr)
+        sys.exit(130)

@@ -9,6 +9,36 @@ from fulmen._claims import answer_dict
 from fulmen._core import TypeError
 
 
+# Colours by name, so that the page follows the reader's light or dark setting; tables and code scroll by themselves.
+_style = """
+:root{color-scheme:light dark;--ink:#1f2328;--soft:#667;--paper:#fff;--rule:#d9dde3;--panel:#f5f6f8;--ours:#c0392b;--other:#2c6fbb}
+@media(prefers-color-scheme:dark){:root{--ink:#e3e6ea;--soft:#9aa3ad;--paper:#16191d;--rule:#343a42;--panel:#1f242a;--ours:#ff7b6b;--other:#6cb0ff}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:72em;margin:2em auto;padding:0 1em;color:var(--ink);background:var(--paper)}
+h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em}small{color:var(--soft)}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px}
+td,th{border-bottom:1px solid var(--rule);padding:.3em .9em .3em 0;text-align:left;vertical-align:top}th{color:var(--soft);font-weight:600}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+pre{overflow-x:auto;background:var(--panel);padding:1em;font-size:12.5px;line-height:1.45;border-radius:6px}
+summary{cursor:pointer;padding:.25em 0}svg text{fill:var(--soft)}
+.bar{display:inline-block;height:.7em;background:var(--other);border-radius:2px;min-width:2px}.bar.ours{background:var(--ours)}
+""".replace("\n", "")
+
+
+def _table(header, rows):
+    """A table that scrolls by itself; columns of numbers stand right."""
+
+    def is_number(text):
+        return text.replace(",", "").replace(".", "").rstrip("x").isdigit()
+
+    rows = [[str(cell) for cell in row] for row in rows]
+    right = [bool(rows) and all(is_number(row[i]) for row in rows) for i in range(len(header))]
+
+    def line(cells, tag):
+        return "<tr>" + "".join(f"<{tag}{' class=n' if n else ''}>{html.escape(cell)}</{tag}>" for cell, n in zip(cells, right)) + "</tr>"
+
+    return f"<div class=wide><table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table></div>"
+
+
 class Explanation:
     """`claims`: one record a node (node, op, executor, kernel, direction, refusals). `coverage`: nodes run by Fulmen over
     all nodes. `fallbacks`: what stayed with PyTorch, (node, call, reason) each. `traces`: stage -> text. `saved_bytes`:
@@ -101,34 +131,31 @@ class Explanation:
     def __repr__(self):
         return f"<fulmen.Explanation {self.name}: coverage {self.coverage:.3f}, {len(self.claims)} claims, {len(self.fallbacks)} fallbacks>"
 
-    def to_html(self):
-        def table(header, rows):
-            cells = "".join(f"<th>{html.escape(h)}</th>" for h in header)
-            body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
-            return f"<table><tr>{cells}</tr>{body}</table>"
-
+    def to_html(self, top=""):
+        """One page with nothing from outside. `top`: HTML that stands before the rest."""
+        counted = [(*key, n) for key, n in self.by_executor().items()]
+        refused = [(*key, n) for key, n in self.refusals().items()]
+        breaks = "".join(f"<p>graph break: {html.escape(reason)}</p>" for reason in self.breaks)
         parts = [
-            f"<h1>{html.escape(self.name)}</h1><p>{self.node_count} nodes, coverage {self.coverage:.3f}, "
-            f"{self.saved_bytes:,} bytes saved for the backward, {self.arena_bytes:,} bytes of working memory</p>",
+            top or f"<h1>{html.escape(self.name)}</h1>",
             "<h2>Who runs what</h2>",
-            table(("executor", "op", "direction", "nodes"), [(*k, n) for k, n in self.by_executor().items()]),
+            f"<p>{self.node_count} nodes of {html.escape(self.name)}, coverage {self.coverage:.3f}. {self.saved_bytes:,} bytes are saved for the "
+            f"backward, {self.arena_bytes:,} bytes of working memory are planned.</p>",
+            _table(("executor", "op", "direction", "nodes"), counted),
             "<h2>Refusals</h2>",
-            table(("executor", "op", "code", "reason", "times"), [(*k, n) for k, n in self.refusals().items()]),
+            "<p>What an executor that was asked earlier answered. An op that it doesn't have at all is left out.</p>",
+            _table(("executor", "op", "code", "reason", "times"), refused) if refused else "<p>none</p>",
             "<h2>Stays with PyTorch</h2>",
-            table(("node", "call", "reason"), self.fallbacks) if self.fallbacks else "<p>nothing</p>",
+            _table(("node", "call", "reason"), self.fallbacks) if self.fallbacks else "<p>nothing</p>",
+            breaks,
             "<h2>The trace after each stage</h2>",
         ]
         for name, text in self.traces.items():
-            ms = f" ({self.stage_ms[name]:.2f} ms)" if name in self.stage_ms else ""
+            ms = f" <small>{self.stage_ms[name]:.2f} ms, {len(text.splitlines())} lines</small>" if name in self.stage_ms else ""
             parts.append(f"<details><summary>{html.escape(name)}{ms}</summary><pre>{html.escape(text)}</pre></details>")
-        style = (
-            "body{font:15px system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222;background:#fff}"
-            "table{border-collapse:collapse}td,th{border-bottom:1px solid #ddd;padding:.25em .8em;text-align:left;vertical-align:top}"
-            "pre{overflow-x:auto;background:#f6f6f4;padding:1em;font-size:13px}summary{cursor:pointer;padding:.2em 0}"
-        )
         return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fulmen: {html.escape(self.name)}</title>'
-            f"<style>{style}</style></head><body>{''.join(parts)}</body></html>"
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>fulmen: {html.escape(self.name)}</title><style>{_style}</style></head><body>{''.join(parts)}</body></html>"
         )
 
     def save_html(self, path):
