@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "ops/sdpa_call.h"
 #include "passes/alias_views.h"
-#include "passes/decompose.h"
+#include "passes/bring_attention_to_four_dims.h"
 
 namespace fulmen::python {
 namespace {
@@ -33,18 +33,6 @@ Answer answer_of(const ClaimAnswer& given) {
   answer.layout_wishes = plan.layout_wishes;
   answer.steps = plan.steps;
   return answer;
-}
-
-}  // namespace
-
-namespace {
-
-bool is_other_form(const Trace& trace, const Node& node) { return node.op->name == "sdpa" && !is_canonical_sdpa(trace, node); }
-
-// Attention of other ranks and broadcasts is claimed in the form that compile gives it, on the layouts that arise.
-Trace attention_in_four_dims(const Trace& trace) {
-  if (!is_other_form(trace, trace.nodes.back())) return trace;
-  return alias_views(decompose(trace, [](const Trace& now, const Node& node) { return !is_other_form(now, node); }));
 }
 
 // The last node that is no step of its result to the shape asked for.
@@ -82,8 +70,10 @@ void bind_claims(nb::module_& m) {
         if (trace.nodes.empty()) throw ShapeError("claims: the trace has no node");
         const ExecutorList list = executors_of(executors);
         const Target where = target_of(target);
-        const Trace asked = attention_in_four_dims(trace);
-        Call call = call_of(asked, is_other_form(trace, trace.nodes.back()) ? claimed_node(asked) : asked.nodes.back(), training);
+        // Attention of other ranks and broadcasts is claimed in the form that compile gives it, on the layouts that arise.
+        const bool other_form = trace.nodes.back().op->name == "sdpa" && !is_canonical_sdpa(trace, trace.nodes.back());
+        const Trace asked = other_form ? alias_views(bring_attention_to_four_dims(trace)) : trace;
+        Call call = call_of(asked, other_form ? claimed_node(asked) : asked.nodes.back(), training);
         call.deterministic = deterministic;
         ClaimOutcome outcome;
         {

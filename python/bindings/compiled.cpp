@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "core/error.h"
 #include "core/half.h"
@@ -62,7 +63,12 @@ std::shared_ptr<const CompiledTrace> compile_trace(const Trace& trace, const Com
     const auto folder = std::filesystem::temp_directory_path(failed);
     const auto path = folder / ("fulmen-" + std::to_string(getpid()) + "-" + std::to_string(count++) + ".trace");
     std::ofstream file(path);
-    file << to_string(trace);
+    std::istringstream lines(error.what());
+    for (std::string line; std::getline(lines, line);) file << "# " << line << "\n";
+    file << "# compiled " << (options.training ? "for training" : "for inference") << (options.deterministic ? ", deterministic" : "") << ", by";
+    for (const auto& executor : options.executors) file << " " << executor->name();
+    for (const std::string& pass : options.skip_passes) file << ", without " << pass;
+    file << "\n" << to_string(trace);
     file.close();
     if (failed || !file) throw;  // the report is worth less than the error itself
     throw InternalError(std::string(error.what()) + "\nthe trace is in " + path.string() + "; `fulmen run` replays it");

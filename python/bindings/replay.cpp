@@ -13,6 +13,7 @@
 #include "driver/compile.h"
 #include "ir/parse.h"
 #include "ir/verify.h"
+#include "ops/rebuild.h"
 #include "ops/table.h"
 
 namespace fulmen::python {
@@ -103,56 +104,117 @@ Run run_once(const Program& program, const std::vector<const void*>& inputs) {
   return run;
 }
 
-// Runs a trace's forward on random inputs; with `check`, the reference executor alone runs it too, and the largest
-// difference relative to the reference's largest value is given for each output.
-nb::dict replay(const Trace& trace, nb::handle executors, uint64_t seed, int repeats, bool check) {
+// A compiled trace on random inputs, forward and, where it has one, backward.
+class Replay {
+ public:
+  Replay(const Trace& trace, const CompileOptions& options) : trace_(trace), compiled_(compile(trace, options)) {}
+
+  const CompiledTrace& compiled() const { return *compiled_; }
+
+  void draw(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (const TensorType& type : compiled_->forward.inputs()) inputs_.push_back(drawn(type, random));
+    if (!compiled_->backward) return;
+    const auto& types = compiled_->backward->inputs();
+    for (size_t i = types.size() - compiled_->grad_outputs.size(); i < types.size(); ++i) gradients_.push_back(drawn(types[i], random));
+  }
+
+  // The results of the trace, then the gradients of the inputs that want one.
+  Run run() const {
+    Run forward = run_once(compiled_->forward, pointers(inputs_));
+    if (!compiled_->backward) return forward;
+    std::vector<const void*> given;
+    for (int i : compiled_->backward_saved_inputs) given.push_back(inputs_[static_cast<size_t>(i)].data());
+    for (size_t i = static_cast<size_t>(compiled_->output_count); i < forward.outputs.size(); ++i) given.push_back(forward.outputs[i].data());
+    for (const PoolBuffer& gradient : gradients_) given.push_back(gradient.data());
+    Run backward = run_once(*compiled_->backward, given);
+    Run both;
+    both.ms = forward.ms + backward.ms;
+    for (int i = 0; i < compiled_->output_count; ++i) both.outputs.push_back(std::move(forward.outputs[static_cast<size_t>(i)]));
+    for (PoolBuffer& gradient : backward.outputs) both.outputs.push_back(std::move(gradient));
+    return both;
+  }
+
+  std::vector<std::pair<std::string, TensorType>> results() const {
+    std::vector<std::pair<std::string, TensorType>> all;
+    for (int i = 0; i < compiled_->output_count; ++i) all.emplace_back("result " + std::to_string(i), compiled_->forward.outputs()[static_cast<size_t>(i)]);
+    for (size_t i = 0; i < compiled_->inputs_with_grad.size() && compiled_->backward; ++i)
+      all.emplace_back("gradient of " + trace_.value(trace_.inputs[static_cast<size_t>(compiled_->inputs_with_grad[i])]).name, compiled_->backward->outputs()[i]);
+    return all;
+  }
+
+ private:
+  static PoolBuffer drawn(const TensorType& type, std::mt19937_64& random) {
+    PoolBuffer buffer(span_bytes(type));
+    fill(type, buffer.data(), random);
+    return buffer;
+  }
+  static std::vector<const void*> pointers(const std::vector<PoolBuffer>& buffers) {
+    std::vector<const void*> result;
+    for (const PoolBuffer& buffer : buffers) result.push_back(buffer.data());
+    return result;
+  }
+
+  const Trace& trace_;
+  std::shared_ptr<const CompiledTrace> compiled_;
+  std::vector<PoolBuffer> inputs_, gradients_;
+};
+
+// The largest difference, relative to the largest element of `expected`.
+double difference(const TensorType& type, const PoolBuffer& found, const PoolBuffer& expected) {
+  double largest = 0, worst = 0;
+  for (int64_t k = 0; k < span_elements(type.shape, type.strides); ++k) {
+    const double right = load(expected.data(), type.dtype, k), value = load(found.data(), type.dtype, k);
+    if ((std::isnan(right) && std::isnan(value)) || right == value) continue;
+    largest = std::max(largest, std::fabs(right));
+    worst = std::isfinite(right - value) ? std::max(worst, std::fabs(right - value)) : INFINITY;
+  }
+  return largest > 0 ? worst / largest : worst;
+}
+
+// Runs a trace on random inputs, with its backward if an input is marked "!". With `check`, the last executor of the
+// default list alone runs it too.
+nb::dict replay(const Trace& parsed, nb::handle executors, uint64_t seed, int repeats, bool check) {
+  const Trace trace = rebuild(parsed);
   CompileOptions options;
   options.executors = executors_of(executors);
   options.target = target_of(nb::none());
-  for (ValueId id : trace.inputs)
+  for (ValueId id : trace.inputs) {
+    options.training |= trace.type(id).requires_grad;
     if (trace.type(id).device.kind != DeviceKind::cpu)
       throw TypeError("run: input " + trace.value(id).name + " is on " + to_string(trace.type(id).device) + "; traces are replayed on the CPU");
-  const auto compiled = compile(trace, options);
-  std::mt19937_64 random(seed);
-  std::vector<PoolBuffer> buffers;
-  std::vector<const void*> inputs;
-  for (const TensorType& type : compiled->forward.inputs()) {
-    buffers.emplace_back(span_bytes(type));
-    fill(type, buffers.back().data(), random);
-    inputs.push_back(buffers.back().data());
   }
-  Run last = run_once(compiled->forward, inputs);
+  Replay asked(trace, options);
+  asked.draw(seed);
+  Run last = asked.run();
   std::vector<double> times{last.ms};
   for (int i = 1; i < repeats; ++i) {
-    last = run_once(compiled->forward, inputs);
+    last = asked.run();
     times.push_back(last.ms);
   }
+  const auto results = asked.results();
   nb::list outputs, instructions;
-  for (size_t i = 0; i < last.outputs.size(); ++i) outputs.append(summary(compiled->forward.outputs()[i], last.outputs[i].data()));
-  for (const Instruction& instruction : compiled->forward.instructions())
-    instructions.append(nb::make_tuple(instruction.executor, instruction.text));
+  for (size_t i = 0; i < results.size(); ++i) {
+    nb::dict entry = summary(results[i].second, last.outputs[i].data());
+    entry["name"] = results[i].first;
+    outputs.append(entry);
+  }
+  for (const Program* program : {&asked.compiled().forward, asked.compiled().backward ? &*asked.compiled().backward : nullptr})
+    if (program)
+      for (const Instruction& instruction : program->instructions()) instructions.append(nb::make_tuple(instruction.executor, instruction.text));
   nb::dict result;
   result["outputs"] = outputs;
   result["instructions"] = instructions;
+  result["training"] = asked.compiled().backward.has_value();
   result["ms"] = times;
   if (check) {
     CompileOptions plain = options;
     plain.executors = {default_list().back()};
-    const auto reference = compile(trace, plain);
-    const Run expected = run_once(reference->forward, inputs);
+    Replay reference(trace, plain);
+    reference.draw(seed);
+    const Run expected = reference.run();
     nb::list differences;
-    for (size_t i = 0; i < last.outputs.size(); ++i) {
-      const TensorType& type = compiled->forward.outputs()[i];
-      double largest = 0, difference = 0;
-      for (int64_t k = 0; k < span_elements(type.shape, type.strides); ++k) {
-        const double right = load(expected.outputs[i].data(), type.dtype, k), found = load(last.outputs[i].data(), type.dtype, k);
-        if (std::isnan(right) && std::isnan(found)) continue;
-        if (right == found) continue;
-        largest = std::max(largest, std::fabs(right));
-        difference = std::isfinite(right - found) ? std::max(difference, std::fabs(right - found)) : INFINITY;
-      }
-      differences.append(largest > 0 ? difference / largest : difference);
-    }
+    for (size_t i = 0; i < results.size(); ++i) differences.append(difference(results[i].second, last.outputs[i], expected.outputs[i]));
     result["relative_difference"] = differences;
   }
   return result;

@@ -110,12 +110,7 @@ namespace {
 UnsupportedError refusal_of(const Trace& trace, const CompileOptions& options) {
   Call call = call_of(trace, trace.nodes.back(), options.training);
   call.deterministic = options.deterministic;
-  const ClaimOutcome outcome = claim_call(call, options.executors, options.target, true);
-  UnsupportedError error(refusal_text("sdpa", outcome.answers));
-  for (const ClaimAnswer& answer : outcome.answers)
-    if (const auto* refusal = std::get_if<Refusal>(&answer.claim))
-      error.refusals.push_back({answer.executor, std::string(code_name(refusal->code)), refusal->reason});
-  return error;
+  return unclaimed("sdpa", claim_call(call, options.executors, options.target, true).answers);
 }
 
 }  // namespace

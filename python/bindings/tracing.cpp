@@ -37,9 +37,16 @@ Device device_of(const std::string& text) {
   return device;
 }
 
-Dims dims_of(nb::handle value) {
+int64_t integer_of(nb::handle value, const std::string& what) {
+  int64_t number = 0;
+  if (!nb::try_cast(value, number))
+    throw TypeError(what + " is " + nb::repr(value).c_str() + ", needed an integer of 64 bits");
+  return number;
+}
+
+Dims dims_of(nb::handle value, const std::string& what) {
   Dims dims;
-  for (nb::handle item : value) dims.push_back(nb::cast<int64_t>(item));
+  for (nb::handle item : value) dims.push_back(integer_of(item, what));
   return dims;
 }
 
@@ -47,17 +54,18 @@ AttrValue attribute_of(const OpDef& op, const std::string& name, nb::handle valu
   const auto def = std::find_if(op.attributes.begin(), op.attributes.end(), [&](const AttrDef& d) { return d.name == name; });
   if (def == op.attributes.end()) throw TypeError(op.name + ": there is no attribute '" + name + "'");
   if (value.is_none()) return std::monostate{};
-  if (def->kind == AttrKind::dims && nb::isinstance<nb::int_>(value)) return Dims{nb::cast<int64_t>(value)};
+  const auto what = [&] { return op.name + ": " + name; };
+  if (def->kind == AttrKind::dims && nb::isinstance<nb::int_>(value)) return Dims{integer_of(value, what())};
   if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value);
-  if (nb::isinstance<nb::int_>(value)) return nb::cast<int64_t>(value);
+  if (nb::isinstance<nb::int_>(value)) return integer_of(value, what());
   if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
   if (nb::isinstance<nb::str>(value)) {
     auto text = nb::cast<std::string>(value);
     if (def->kind == AttrKind::dtype) return dtype_of(text);
     return text;
   }
-  if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) return dims_of(value);
-  throw TypeError(op.name + ": attribute '" + name + "' has a Python type that fulmen does not take");
+  if (nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value)) return dims_of(value, what());
+  throw TypeError(what() + " is " + nb::repr(value).c_str() + ", needed a number, a text, a dtype's name or a list of integers");
 }
 
 std::vector<ValueId> emit(Recorder& recorder, const std::string& name, nb::handle inputs, const nb::dict& attrs) {
@@ -85,7 +93,7 @@ nb::tuple type_of(const Recorder& recorder, ValueId id) {
 
 ValueId number_of(Recorder& recorder, nb::handle value) {
   if (nb::isinstance<nb::bool_>(value)) return recorder.number(nb::cast<bool>(value));
-  if (nb::isinstance<nb::int_>(value)) return recorder.number(nb::cast<int64_t>(value));
+  if (nb::isinstance<nb::int_>(value)) return recorder.number(integer_of(value, "a number"));
   if (nb::isinstance<nb::float_>(value)) return recorder.number(nb::cast<double>(value));
   throw TypeError("a number must be a bool, an int or a float");
 }
@@ -135,8 +143,8 @@ void bind_tracing(nb::module_& m) {
              const std::string& device, bool requires_grad, bool is_number) {
             TensorType type;
             type.dtype = dtype_of(dtype);
-            type.shape = dims_of(shape);
-            type.strides = strides.is_none() ? contiguous_strides(type.shape) : dims_of(strides);
+            type.shape = dims_of(shape, "the shape of input '" + name + "'");
+            type.strides = strides.is_none() ? contiguous_strides(type.shape) : dims_of(strides, "the strides of input '" + name + "'");
             if (type.strides.size() != type.shape.size())
               throw ShapeError("input '" + name + "' has " + std::to_string(type.shape.size()) + " dims and " +
                                std::to_string(type.strides.size()) + " strides");

@@ -339,7 +339,7 @@ class TracedFunction:
         if self.last is None:
             return {}
         compiled = _core.compile(self.last.trace, self.executors, training=self.wanted is not None, keep_texts=True)
-        return {"recorded": str(self.last.trace), **{stage.name: stage.text for stage in compiled.stages}}
+        return {stage.name: stage.text for stage in compiled.stages}
 
 
 def _seed_like(inputs):

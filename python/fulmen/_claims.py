@@ -1,5 +1,6 @@
 """fulmen.claims: which executor would run a call, and why the others would not. Nothing is run, no GPU is needed."""
 
+import builtins
 import json
 
 from fulmen import _core
@@ -26,7 +27,7 @@ class Claims:
             for answer in self.answers:
                 if answer.executor == key:
                     return answer
-            raise KeyError(key)
+            raise KeyError(f"no executor '{key}' was asked; {', '.join(answer.executor for answer in self.answers) or 'none'} were")
         return self.answers[key]
 
     def to_dict(self):
@@ -90,16 +91,19 @@ def claims(op, *inputs, target=None, training=False, executors=None, determinist
     """
     from fulmen._executors import resolve
 
+    training, deterministic = bool(training), bool(deterministic)
+    if target is not None and not isinstance(target, (str, _core.Target)):
+        raise TypeError(f"claims: target is of type {type(target).__name__}; a name, the path of a description or one of fulmen.targets() is needed")
     operands, attributes = _sdpa_call(inputs, arguments) if op == "sdpa" else _plain_call(op, inputs, arguments)
     kinds, device = {}, None
     for name, given in operands.items():
         if given is None:
             continue
-        if isinstance(given, (list, tuple)):
+        if isinstance(given, (list, tuple)) and op != "sdpa":
             kinds[name] = [_type_of(g, name) for g in given]
         else:
             kinds[name] = _type_of(given, name)
-        if device is None and not isinstance(given, (str, list, tuple, _core.TensorType)):
+        if device is None and not isinstance(given, (str, list, tuple, _core.TensorType)) and kinds[name].device != "meta":
             device = kinds[name].device
     if target is None:
         target = "cpu" if device is None else device
@@ -133,39 +137,78 @@ def _type_of(given, name):
         return _core.parse_tensor_spec(given)
     if isinstance(given, _core.TensorType):
         return given
-    return _core.type_of(given, bool(getattr(given, "requires_grad", False)), name)
+    wants_grad = bool(getattr(given, "requires_grad", False))
+    if getattr(getattr(given, "device", None), "type", None) == "meta":  # a torch tensor without memory is as good as a spec
+        dtype = _meta_dtypes.get(str(given.dtype))
+        if dtype is None:
+            raise TypeError(f"claims: {name} has dtype {given.dtype}; fulmen takes {', '.join(_meta_dtypes.values())}")
+        dims, strides = ",".join(map(str, given.shape)), ",".join(map(str, given.stride()))
+        return _core.parse_tensor_spec(f"{dtype}[{dims}]{{stride={strides}}}{'!' if wants_grad else ''}" if dims else f"{dtype}[]")
+    if not _core.is_tensor(given):
+        raise TypeError(f"claims: {name} is of type {type(given).__name__}; a spec such as 'bf16[2,32,4096,128]' or a tensor is needed")
+    return _core.type_of(given, wants_grad, name)
+
+
+_meta_dtypes = {
+    "torch.float32": "f32", "torch.bfloat16": "bf16", "torch.float16": "f16", "torch.float64": "f64", "torch.bool": "bool",
+    "torch.uint8": "u8", "torch.int8": "i8", "torch.int16": "i16", "torch.int32": "i32", "torch.int64": "i64",
+}
+
+
+def _number(name, value):
+    try:
+        return float(value)
+    except (builtins.TypeError, ValueError):
+        raise TypeError(f"claims: {name} is {value!r}; a number is needed") from None
+
+
+def _window(window):
+    pair = (window, window) if isinstance(window, int) else window
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(w is None or isinstance(w, int) for w in pair):
+        raise TypeError(f"claims: window is {window!r}; an integer or (left, right) is needed, None for no limit")
+    return [-1 if w is None or w < 0 else w for w in pair]
 
 
 def _sdpa_call(inputs, arguments):
     arguments = dict(arguments)
-    for name, value in zip(_sdpa_operands, inputs):
-        arguments[name] = value
     if "mask" in arguments:
+        if "attn_mask" in arguments:
+            raise TypeError("claims: mask and attn_mask are both given; they are the same argument")
         arguments["attn_mask"] = arguments.pop("mask")
+    if len(inputs) > 4:
+        raise TypeError(f"claims: sdpa takes q, k, v and attn_mask by position, {len(inputs)} arguments are given")
+    for name, value in zip(_sdpa_operands, inputs):
+        if name in arguments:
+            raise TypeError(f"claims: {name} is given twice, by position and by name")
+        arguments[name] = value
     given = [arguments.pop(name, None) for name in _sdpa_operands]
     for name, value in zip(_sdpa_operands[:3], given):
         if value is None:
             raise TypeError(f"claims: sdpa needs {name}=, a tensor or a spec")
     names = ("query", "key", "value", "mask", "sink", "alibi_slopes", "query_offsets", "key_offsets", "key_lengths")
     operands = dict(zip(names, given))
-    dropout_p = float(arguments.pop("dropout_p", 0.0))
+    dropout_p = _number("dropout_p", arguments.pop("dropout_p", 0.0))
     attributes = {"is_causal": bool(arguments.pop("is_causal", False)), "dropout_p": dropout_p}
     if dropout_p > 0:
         operands["seed"] = "i64[2]"
     scale = arguments.pop("scale", None)
     if scale is not None:
-        attributes["scale"] = float(scale)
+        attributes["scale"] = _number("scale", scale)
     if arguments.pop("enable_gqa", False):
         attributes["enable_gqa"] = True
     window = arguments.pop("window", None)
     if window is not None:
-        window = (window, window) if isinstance(window, int) else window
-        attributes["window_left"], attributes["window_right"] = (-1 if w is None else int(w) for w in window)
-    if arguments.pop("causal_corner", "upper_left") == "lower_right":
+        attributes["window_left"], attributes["window_right"] = _window(window)
+    corner = arguments.pop("causal_corner", "upper_left")
+    if corner not in ("upper_left", "lower_right"):
+        raise TypeError(f"claims: causal_corner is {corner!r}; 'upper_left' or 'lower_right' is needed")
+    if corner == "lower_right":
         attributes["lower_right"] = True
-    softcap = arguments.pop("softcap", 0.0)
+    softcap = _number("softcap", arguments.pop("softcap", 0.0))
     if softcap:
-        attributes["softcap"] = float(softcap)
+        attributes["softcap"] = softcap
+    if arguments.pop("return_lse", False):
+        attributes["return_lse"] = True
     if arguments:
         raise TypeError(f"claims: sdpa has no argument '{next(iter(arguments))}'")
     return operands, attributes
@@ -176,11 +219,17 @@ def _plain_call(op, inputs, arguments):
     if entry is None:
         raise UnsupportedError(f"claims: op '{op}' is not in the catalogue")
     operands, attributes, inputs = {}, dict(arguments), list(inputs)
+    count = len(inputs)
+    by_position = [name for name, _ in entry["operands"]][:count]
     for name, need in entry["operands"]:
         if name in attributes:
+            if name in by_position:
+                raise TypeError(f"claims: {op}: {name} is given twice, by position and by name")
             operands[name] = attributes.pop(name)
         elif need == "variadic":
             operands[name], inputs = inputs, []
         else:
             operands[name] = inputs.pop(0) if inputs else None
+    if inputs:
+        raise TypeError(f"claims: {op} takes {len(entry['operands'])} operands, {count} are given")
     return operands, attributes

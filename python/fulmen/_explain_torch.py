@@ -37,7 +37,12 @@ def explain_torch(fn, args, kwargs, executors):
     for report in reports:
         node_count += report.recorded.node_count
         fallbacks += [(f.node, f.call, f.reason) for f in report.fallbacks]
-        parts += report.programs
+        parts += [(made.trace, made.compiled) for made in report.programs]
+    if not reports:
+        breaks.append(
+            "Dynamo gave no graph: there is no tensor operation to compile, or this code was compiled more often than "
+            "torch._dynamo.config.recompile_limit allows; torch._dynamo.reset() starts afresh"
+        )
     return Explanation(name, parts, fallbacks, node_count, breaks)
 
 

@@ -1,10 +1,10 @@
 """fulmen.jit: compiles a PyTorch module or function through Dynamo, or a function over arrays written with fulmen.ops."""
 
+import builtins
 import functools
 import sys
 import weakref
 
-from fulmen import _core
 from fulmen._core import TypeError
 
 
@@ -90,22 +90,40 @@ class _Function:
 
 
 def last_traces(fn=None):
-    """The text of the trace after each stage, by the stage's name, of the last program that `fn` ran: a function or
-    module of fulmen.jit, fulmen.grad or torch.compile(backend="fulmen"). Without `fn`, of the last program compiled."""
+    """The text of the trace after each stage, by the stage's name, in order, of the program that was compiled last for
+    `fn`: a function or module of fulmen.jit, fulmen.grad or torch.compile(backend="fulmen"); of the last program of all
+    without `fn`. Empty before the first call."""
     from fulmen._arrays import TracedFunction
 
     form = getattr(fn, "array_form", None) or fn
     traced = getattr(form, "traced", form)
     if isinstance(traced, TracedFunction):
         return traced.traces()
-    from fulmen import torch_backend
+    if fn is None:
+        backend = sys.modules.get("fulmen.torch_backend")
+        reports = [backend.last_report()] if backend is not None else []
+    else:
+        reports = _reports_of(fn)
+    programs = [made for report in reports if report is not None for made in report.programs]
+    return programs[-1].texts() if programs else {}
 
-    torch_form = getattr(fn, "torch_form", None) or fn
-    reports = _reports.get(torch_form) if torch_form is not None and not isinstance(torch_form, (str, int)) else None
-    last = reports[-1] if reports else torch_backend.last_report()
-    if last is None or not last.programs:
-        return {}
-    trace, compiled = last.programs[-1]
-    if not any(stage.text for stage in compiled.stages):
-        compiled = _core.compile(trace, training=compiled.has_backward, keep_texts=True)
-    return {**{stage.name: stage.text for stage in compiled.stages}, "acquire": str(trace)}
+
+def _reports_of(fn):
+    if isinstance(fn, _Function):
+        return _reports_of(fn.torch_form) if fn.torch_form is not None else []
+    try:
+        if fn in _reports:
+            return _reports[fn]
+    except builtins.TypeError:  # it can't be a key
+        pass
+    # Of torch.compile itself: the backend left its reports with the object that stands for this very compilation.
+    callback = getattr(getattr(fn, "dynamo_ctx", None), "callback", None)
+    names, cells = getattr(getattr(fn, "__code__", None), "co_freevars", ()), getattr(fn, "__closure__", None) or ()
+    callback = callback or next((cell.cell_contents for name, cell in zip(names, cells) if name == "callback"), None)
+    if callback is None:
+        raise TypeError(
+            f"last_traces: a function or module of fulmen.jit, fulmen.grad or torch.compile is needed, found {type(fn).__name__} that isn't compiled"
+        )
+    while callback is not None and not hasattr(callback, "fulmen_reports"):
+        callback = getattr(callback, "_torchdynamo_orig_backend", None)
+    return getattr(callback, "fulmen_reports", [])

@@ -5,10 +5,14 @@ Exit codes: 0 done; 1 the thing asked for can't be done (a refusal where --requi
 """
 
 import argparse
+import builtins
 import importlib.util
+import inspect
 import json
+import logging
 import os
 import sys
+import traceback
 
 from fulmen import _core
 
@@ -30,16 +34,32 @@ def main(arguments=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _fail(options, "OSError", error, 1)
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return _fail(options, "OSError", what, 1)
     except KeyboardInterrupt:
         return _fail(options, "interrupted", "interrupted", 1)
+    except Exception as error:  # of the user's model, or of PyTorch while it runs it
+        # Dynamo's errors go on with hints for its own developers.
+        text = str(error).partition("\n  Hint:")[0] if type(error).__module__.startswith("torch._dynamo") else str(error)
+        return _fail(options, type(error).__name__, f"{type(error).__name__}: {text or 'no message'}{_raised_at(error)}", 1)
 
 
 def _fail(options, kind, error, code):
+    text = str(error).removeprefix(f"{options.name}: ")
     if getattr(options, "json", False):
-        print(json.dumps({"error": {"kind": kind, "message": str(error)}}))
-    print(f"fulmen {options.name}: {error}", file=sys.stderr)
+        print(json.dumps({"error": {"kind": kind, "message": text}}))
+    shown = "".join(c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text)
+    print(f"fulmen {options.name}: {shown}", file=sys.stderr)
     return code
+
+
+def _raised_at(error):
+    """" (file.py, line 3)": the last line of the user's own that an error passed through, else the last line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.dirname(os.path.realpath(__file__))
+    users = [f for f in frames if os.path.exists(f.filename) and "site-packages" not in f.filename and not os.path.realpath(f.filename).startswith(own)]
+    last = (users or frames)[-1] if frames else None
+    return f" ({last.filename}, line {last.lineno})" if last else ""
 
 
 def build_parser():
@@ -119,8 +139,8 @@ def _spec(text, option):
         return None
     try:
         return _core.parse_tensor_spec(text)
-    except _core.Error as error:
-        raise UsageError(f"{option}: {error}") from None
+    except (_core.Error, builtins.TypeError) as error:
+        raise UsageError(f"{option}: {error if isinstance(error, _core.Error) else 'the spec is no text in UTF-8'}") from None
 
 
 def _target(name):
@@ -139,6 +159,9 @@ def run_claims(options):
         known = [e.name for e in (handles or _core.default_executors())]
         if required not in known:
             raise UsageError(f"--require: there is no executor '{required}' in the list; it has {', '.join(known)}")
+    if handles == []:
+        raise UsageError("--executors: the list is empty; `fulmen executors` names those there are")
+    _refuse_other_options(options)
     common = dict(target=_target(options.target), training=options.training, executors=handles, deterministic=options.deterministic)
     if options.op == "sdpa":
         arguments = {name: _spec(getattr(options, name), f"--{name}") for name in ("q", "k", "v")}
@@ -169,6 +192,9 @@ def run_claims(options):
                 attributes[name] = json.loads(value)
             except json.JSONDecodeError:
                 attributes[name] = value
+        wanted = next(entry["operands"] for entry in _core.ops() if entry["name"] == options.op)
+        if len(options.input) > len(wanted) and not any(need == "variadic" for _, need in wanted):
+            raise UsageError(f"--input: {options.op} takes {len(wanted)} operands ({', '.join(name for name, _ in wanted)}), {len(options.input)} are given")
         result = claims(options.op, *[_spec(text, "--input") for text in options.input], **attributes, **common)
     print(result.to_json() if options.json else result)
     if required is not None and not result[required].claimed:
@@ -176,6 +202,16 @@ def run_claims(options):
         print(f"fulmen claims: {required} refuses: {answer.reason} [{answer.code}]", file=sys.stderr)
         return 1
     return 0
+
+
+def _refuse_other_options(options):
+    """Options of sdpa for another op, and the other way round, would be left out of the question in silence."""
+    of_sdpa = {"--q": options.q, "--k": options.k, "--v": options.v, "--mask": options.mask, "--causal": options.causal, "--dropout": options.dropout,
+               "--scale": options.scale, "--gqa": options.gqa, "--window": options.window, "--lower-right": options.lower_right, "--softcap": options.softcap}
+    of_others = {"--input": options.input, "--attr": options.attr}
+    for name, value in (of_others if options.op == "sdpa" else of_sdpa).items():
+        if value not in (None, False, 0.0, []):
+            raise UsageError(f"{name} is for {'ops other than sdpa' if options.op == 'sdpa' else 'sdpa'}; the op is {options.op}")
 
 
 def load_function(text):
@@ -186,23 +222,39 @@ def load_function(text):
     if not os.path.exists(path):
         raise UsageError(f"there is no file '{path}'")
     spec = importlib.util.spec_from_file_location("fulmen_explained", path)
+    if spec is None or not os.path.isfile(path):
+        raise UsageError(f"'{path}' is no Python file; one that ends in .py is needed")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickling look the module up
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise UsageError(f"'{path}' has no function '{name}'")
-    return getattr(module, name)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UsageError(f"'{path}' is no Python: {error.msg} (line {error.lineno})") from None
+    except SystemExit as error:
+        raise UsageError(f"'{path}' ends the process when it is imported (SystemExit: {error})") from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise UsageError(f"'{path}' has no function '{name}'" + ("" if found is None else f"; {name} is of type {type(found).__name__}"))
+    return found
 
 
 def run_explain(options):
     from fulmen._explain import explain
 
     handles = _resolved(options.executors)
-    made = load_function(options.what)()
+    function = load_function(options.what)
+    try:
+        inspect.signature(function).bind()
+    except builtins.TypeError as error:
+        raise UsageError(f"{options.what} is called without arguments: {error}") from None
+    except ValueError:  # it has no signature to read
+        pass
+    made = function()
     if not (isinstance(made, tuple) and len(made) == 2):
-        raise UsageError(f"{options.what} returned a {type(made).__name__}; (module, inputs) is needed")
+        raise UsageError(f"{options.what} returned {type(made).__name__}; (module, inputs) is needed")
     module, inputs = made
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # it logs a traceback of each error that it raises too
     if isinstance(inputs, dict):
         explanation = explain(module, _executors=handles, **inputs)
     else:
@@ -222,7 +274,11 @@ def run_explain(options):
 
 def run_trace(options):
     try:
-        text = sys.stdin.read() if options.file == "-" else open(options.file, encoding="utf-8").read()
+        if options.file == "-":
+            text = sys.stdin.read()
+        else:
+            with open(options.file, encoding="utf-8") as file:
+                text = file.read()
     except UnicodeDecodeError:
         raise UsageError(f"{options.file} is no text file") from None
     except FileNotFoundError:
@@ -238,11 +294,11 @@ def run_trace(options):
     if options.json:
         print(json.dumps({"trace": trace.name, "nodes": trace.node_count, "median_ms": median, **result}))
     else:
-        print(f"{trace.name}: {trace.node_count} nodes, {len(result['instructions'])} kernels, {median:.3f} ms")
+        print(f"{trace.name}: {trace.node_count} nodes, {len(result['instructions'])} kernels{', forward and backward' if result['training'] else ''}, {median:.3f} ms")
         for executor, text in result["instructions"]:
             print(f"  {executor:<10} {text.splitlines()[0]}")
         for output in result["outputs"]:
-            print(f"  result {output['type']}: mean {output['mean']:.6g}, largest {output['largest']:.6g}, {output['nan_count']} NaN")
+            print(f"  {output['name']} {output['type']}: mean {output['mean']:.6g}, largest {output['largest']:.6g}, {output['nan_count']} NaN")
         if options.check:
             print(f"  largest difference from the reference: {worst:.3g} of its largest value")
     if failed:
@@ -251,8 +307,14 @@ def run_trace(options):
 
 
 def run_bench(options):
-    from fulmen._bench import bench
+    from fulmen._bench import bench, check
 
+    if options.repeats is not None and options.repeats < 1:
+        raise UsageError("--repeats: at least 1 is needed")
+    try:
+        check(options.what, _names(options.peers), _names(options.dtype))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     result = bench(options.what, device=options.device, peers=_names(options.peers), only=options.only, repeats=options.repeats, dtypes=_names(options.dtype), progress=not options.json)
     print(json.dumps(result.to_dict()) if options.json else result)
     return 0

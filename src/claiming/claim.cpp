@@ -54,13 +54,17 @@ ClaimOutcome claim_call(const Call& call, const ExecutorList& executors, const T
   return outcome;
 }
 
-std::string refusal_text(std::string_view op, const std::vector<ClaimAnswer>& answers) {
+UnsupportedError unclaimed(std::string_view op, const std::vector<ClaimAnswer>& answers, const std::string& where) {
   std::string text = std::string(op) + ": no executor claims it";
   if (answers.empty()) text += " (the executor list is empty)";
   for (const ClaimAnswer& answer : answers)
     if (const auto* refusal = std::get_if<Refusal>(&answer.claim))
       text += "\n  " + answer.executor + ": " + refusal->reason + " [" + std::string(code_name(refusal->code)) + "]";
-  return text;
+  UnsupportedError error(text + where);
+  for (const ClaimAnswer& answer : answers)
+    if (const auto* refusal = std::get_if<Refusal>(&answer.claim))
+      error.refusals.push_back({answer.executor, std::string(code_name(refusal->code)), refusal->reason});
+  return error;
 }
 
 }  // namespace fulmen

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "executors/executor.h"
 
 namespace fulmen {
@@ -23,7 +24,8 @@ struct ClaimOutcome {
 // Executors that are unavailable refuse with code unavailable, unless the target is only described.
 ClaimOutcome claim_call(const Call& call, const ExecutorList& executors, const Target& target, bool ask_all = false);
 
-// "sdpa: no executor claims it\n  cudnn: ... [code]\n  cpu: ..."
-std::string refusal_text(std::string_view op, const std::vector<ClaimAnswer>& answers);
+// The error for a call that nobody claims, with every refusal: "sdpa: no executor claims it\n  cudnn: ... [code]\n  cpu: ...".
+// `where` stands behind it.
+UnsupportedError unclaimed(std::string_view op, const std::vector<ClaimAnswer>& answers, const std::string& where = {});
 
 }  // namespace fulmen

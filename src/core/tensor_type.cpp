@@ -1,5 +1,6 @@
 #include "core/tensor_type.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "core/error.h"
@@ -140,9 +141,15 @@ TensorType parse_tensor_spec(std::string_view text) {
     const size_t end = text.find('}');
     if (end == std::string_view::npos) throw ShapeError("tensor spec: '" + std::string(whole) + "' has no '}'");
     type.strides = parse_dims(text.substr(stride_key.size(), end - stride_key.size()), whole);
+    for (int64_t stride : type.strides)
+      if (stride < 0) throw ShapeError("tensor spec: '" + std::string(whole) + "' has stride " + std::to_string(stride) + "; strides are 0 or more");
     if (type.strides.size() != type.shape.size())
       throw ShapeError("tensor spec: '" + std::string(whole) + "' has " + std::to_string(type.strides.size()) +
                        " strides for " + std::to_string(type.shape.size()) + " dims");
+    __int128 span = 1;
+    for (size_t d = 0; d < type.shape.size(); ++d) span += static_cast<__int128>(std::max<int64_t>(type.shape[d] - 1, 0)) * type.strides[d];
+    if (span > INT64_MAX / 16)
+      throw ShapeError("tensor spec: '" + std::string(whole) + "' spans too many elements for a 64-bit address");
     text.remove_prefix(end + 1);
   }
   if (text == "!") {

@@ -8,9 +8,8 @@
 #include "executors/default_list.h"
 #include "fulmen/claims.h"
 #include "ops/builder.h"
-#include "ops/sdpa_call.h"
 #include "passes/alias_views.h"
-#include "passes/decompose.h"
+#include "passes/bring_attention_to_four_dims.h"
 
 namespace fulmen {
 namespace {
@@ -24,8 +23,6 @@ ValueId add_operand(Trace& trace, const std::string& spec, const char* name, con
   type.requires_grad |= wants_grad;
   return trace.add_input(type, name);
 }
-
-bool is_settled(const Trace& trace, const Node& node) { return node.op->name != "sdpa" || is_canonical_sdpa(trace, node); }
 
 ExecutorAnswer answer_of(const ClaimAnswer& given) {
   ExecutorAnswer answer;
@@ -64,7 +61,7 @@ std::vector<ExecutorAnswer> claims(const AttentionQuestion& question) {
   if (question.has_scale) attrs.set("scale", question.scale);
   Builder builder(trace);
   trace.outputs = builder.emit("sdpa", {query, key, value, mask, no_value, no_value, no_value, no_value, no_value, seed}, attrs);
-  const Trace settled = alias_views(decompose(trace, is_settled));
+  const Trace settled = alias_views(bring_attention_to_four_dims(trace));
 
   std::vector<ExecutorAnswer> answers;
   for (const Node& node : settled.nodes) {

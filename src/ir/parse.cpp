@@ -289,7 +289,11 @@ class Parser {
 
 Trace parse_trace(std::string_view text, const OpLookup& lookup) {
   Trace trace = Parser(text, lookup).whole();
-  verify(trace, "reading the text");
+  try {
+    verify(trace, "reading the text");
+  } catch (const InternalError& error) {  // here it's the text's fault
+    throw ShapeError("trace text: " + std::string(error.what()).substr(std::string_view("internal: ").size()));
+  }
   return trace;
 }
 

@@ -72,6 +72,7 @@ std::vector<ValueId> sdpa_meaning(Builder& b, const Node& node) {
     for (ValueId id : node.inputs) types.push_back(id == no_value ? nullptr : &b.trace().type(id));
     Dims shape = sdpa_leading_dims(types, node.attrs);
     auto results = b.emit("sdpa", bring_to_four_dims(b, node.inputs, node.attrs), node.attrs);
+    FULMEN_CHECK(is_canonical_sdpa(b.trace(), b.trace().nodes.back()));  // or this would never end
     const Dims out = b.type(results[0]).shape;
     shape.push_back(out[2]);
     if (return_lse) results[1] = b.reshape(results[1], shape);
@@ -192,6 +193,7 @@ Samples sdpa_samples() {
   good("grouped", {"f32[2,6,5,8]", "f32[2,2,7,8]", "f32[2,2,7,8]"}, {{"enable_gqa", true}});
   good("one_query_head", {"f32[2,1,5,8]", "f32[2,3,7,8]", "f32[2,3,7,8]"});
   good("with_lse", {"f32[2,2,5,8]", "f32[2,2,7,8]", "f32[2,2,7,8]"}, {{"return_lse", true}});
+  good("wide_logits", {"f32[2,2,5,8]", "f32[2,2,7,8]", "f32[2,2,7,8]", "none", "f64[2]", "f64[2]"}, {{"is_causal", true}});
   good("lse_of_three_dims", {"f32[2,5,8]", "f32[2,7,8]", "f32[2,7,8]"}, {{"return_lse", true}, {"is_causal", true}});
 
   const auto bad = [&](std::string name, std::vector<std::string> inputs, Attributes attrs, std::string kind, std::string words) {

@@ -272,8 +272,9 @@ std::vector<ValueId> bring_to_four_dims(Builder& b, const std::vector<ValueId>& 
     const bool all_one = element_count(mask_batch) == 1;
     out[sdpa_mask] = bring(inputs[sdpa_mask], Dims(shape.end() - 3, shape.end()), all_one ? Dims(mask_batch.size(), 1) : lead.batch);
   }
+  const DType wide = compute_dtype(b.type(inputs[0]).dtype);
   for (size_t i : {sdpa_sink, sdpa_alibi_slopes})
-    if (out[i] != no_value && b.type(out[i]).dtype != DType::f64) out[i] = b.convert(out[i], DType::f32);
+    if (out[i] != no_value && b.type(out[i]).dtype != wide) out[i] = b.convert(out[i], DType::f32);
   for (size_t i : {sdpa_query_offsets, sdpa_key_offsets, sdpa_key_lengths})
     if (out[i] != no_value) out[i] = b.convert(out[i], DType::i32);
   return out;

@@ -68,7 +68,7 @@ Trace claim_nodes(const Trace& trace, const ExecutorList& executors, const Targe
   for (Node& node : out.nodes) {
     if (!node.executor.empty()) continue;
     const ClaimOutcome outcome = ask(out, node, executors, target, false, deterministic, direction, records);
-    if (!outcome.winner) throw UnsupportedError(refusal_text(node.op->name, outcome.answers) + "\n  in " + to_string(out, node));
+    if (!outcome.winner) throw unclaimed(node.op->name, outcome.answers, "\n  in " + to_string(out, node));
     node.executor = outcome.winner->name();
     node.plan = outcome.plan;
   }

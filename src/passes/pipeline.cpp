@@ -6,8 +6,8 @@
 #include "core/error.h"
 #include "ir/print.h"
 #include "ir/verify.h"
-#include "ops/sdpa_call.h"
 #include "passes/alias_views.h"
+#include "passes/bring_attention_to_four_dims.h"
 #include "passes/decompose.h"
 #include "passes/fuse.h"
 #include "passes/join_slice_gradients.h"
@@ -28,7 +28,11 @@ Trace PassRunner::run(std::string_view name, const Trace& trace, const std::func
   Trace result = pass(trace);
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   verify(result, name);
-  note(name, result, ms);
+  std::string record = std::string(name) + (scope_.empty() ? "" : " (" + scope_ + ")");
+  const auto is_taken = [&] { return std::any_of(records_.begin(), records_.end(), [&](const Record& r) { return r.name == record; }); };
+  for (int time = 2; is_taken(); ++time)
+    record = std::string(name) + " (" + (scope_.empty() ? "" : scope_ + ", ") + std::to_string(time) + ")";
+  note(record, result, ms);
   return result;
 }
 
@@ -61,6 +65,7 @@ Trace decompose_unclaimed(const Trace& trace, const PipelineOptions& options) {
 // The second half, the same for both directions: from a trace with nothing but forward semantics to claimed nodes.
 Trace lower(Trace trace, const PipelineOptions& options, std::string_view direction, size_t contiguous_outputs, PassRunner& runner,
             std::vector<NodeClaim>& claims) {
+  runner.enter(direction);
   // Whole composites first: an executor that has a kernel for one should see it before it falls apart.
   trace = runner.run("decompose", trace, [&](const Trace& t) { return decompose_unclaimed(t, options); }, false);
   trace = canonicalise(std::move(trace), runner);
@@ -85,9 +90,7 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
   // Canonical form first: everything behind sees each computation once.
   Trace trace = canonicalise(acquired, runner);
   // Attention in the one form that executors' pairs take: four dims, one batch size.
-  trace = runner.run("bring_attention_to_four_dims", trace, [](const Trace& t) {
-    return decompose(t, [](const Trace& now, const Node& node) { return node.op->name != "sdpa" || is_canonical_sdpa(now, node); });
-  }, false);
+  trace = runner.run("bring_attention_to_four_dims", trace, bring_attention_to_four_dims, false);
   // Attention is claimed before differentiation, as a pair that keeps its own statistics.
   trace = runner.run("claim_pairs", trace, [&](const Trace& t) {
     return claim_pairs(t, options.executors, options.target, options.training, options.deterministic, &result.claims);
@@ -109,6 +112,7 @@ PipelineResult run_pipeline(const Trace& acquired, const PipelineOptions& option
   }, false);
   // Jointly, so that what a gradient rule writes again is found in the forward. Composites that stay whole stay so until
   // their direction is lowered; the others come apart here, or the cut could not choose among their parts.
+  runner.enter("joint");
   joint.trace = runner.run("decompose", joint.trace, [&](const Trace& t) { return decompose_unclaimed(t, options); }, false);
   joint.trace = canonicalise(std::move(joint.trace), runner);
   // After the adds of gradients stand side by side, before the cut counts bytes.

@@ -25,11 +25,16 @@ class PassRunner {
   Trace run(std::string_view name, const Trace& trace, const std::function<Trace(const Trace&)>& pass, bool optional = true);
   void note(std::string_view name, const Trace& trace, double ms = 0);
 
+  // From here on records are named "pass (scope)"; a pass that runs again in its scope "pass (scope, 2)". So every record
+  // has a name of its own.
+  void enter(std::string_view scope) { scope_ = scope; }
+
   std::vector<Record> take_records() { return std::move(records_); }
 
  private:
   std::vector<std::string> skip_;
   bool keep_texts_;
+  std::string scope_;
   std::vector<Record> records_;
 };
 

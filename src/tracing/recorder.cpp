@@ -18,13 +18,21 @@ AttrValue as_attribute(const Number& value) {
 
 bool is_castable(const TensorType& type) { return is_float(type.dtype) && type.dtype != DType::f64; }
 
+// A name as the text of a trace takes it: "<lambda>" becomes "_lambda_".
+std::string word_of(std::string_view name) {
+  std::string word(name);
+  for (char& c : word)
+    if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9')) c = '_';
+  return word;
+}
+
 }  // namespace
 
-Recorder::Recorder(std::string name) : builder_(trace_) { trace_.name = std::move(name); }
+Recorder::Recorder(std::string name) : builder_(trace_) { trace_.name = name.empty() ? "program" : word_of(name); }
 
 ValueId Recorder::input(std::string_view name, TensorType type) {
   if (type.device.kind != DeviceKind::cpu) device_ = type.device;
-  return trace_.add_input(std::move(type), name);
+  return trace_.add_input(std::move(type), word_of(name));
 }
 
 ValueId Recorder::number(Number value) {

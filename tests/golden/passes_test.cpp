@@ -14,6 +14,7 @@
 #include "ir/verify.h"
 #include "ops/table.h"
 #include "passes/alias_views.h"
+#include "passes/bring_attention_to_four_dims.h"
 #include "passes/claim_nodes.h"
 #include "passes/decompose.h"
 #include "passes/differentiate.h"
@@ -45,6 +46,7 @@ const std::map<std::string, std::string (*)(const Trace&)> passes = {
     {"differentiate", [](const Trace& t) { return to_string(differentiate(t).trace); }},
     {"split", after_split},
     {"alias_views", [](const Trace& t) { return to_string(alias_views(t)); }},
+    {"bring_attention_to_four_dims", [](const Trace& t) { return to_string(bring_attention_to_four_dims(t)); }},
     {"claim_nodes", after_claims},
 };
 

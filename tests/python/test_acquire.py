@@ -224,7 +224,7 @@ def test_under_no_grad():
         out = compiled(model)(x)
         close(out, model(x))
     assert not out.requires_grad
-    assert not torch_backend.last_report().programs[-1][1].has_backward
+    assert not torch_backend.last_report().programs[-1].compiled.has_backward
 
 
 def test_autocast_around_and_inside():

@@ -121,7 +121,7 @@ def test_grad_needs_one_result_without_dims():
 def test_explain_and_last_traces():
     f = fulmen.jit(lambda x: ops.tanh(x) + 1.0)
     f(random(3))
-    assert "tanh" in fulmen.last_traces(f)["recorded"]
+    assert "tanh" in fulmen.last_traces(f)["acquire"]
     explanation = fulmen.explain(f, random(3))
     assert explanation.coverage == 1.0 and explanation.claims and not explanation.fallbacks
     assert "tanh" in str(explanation) and "<html" in explanation.to_html()
@@ -144,7 +144,7 @@ def test_a_python_executor_runs_its_op():
     np.testing.assert_allclose(out, np.tanh(x), rtol=1e-6)
     assert calls == [(3, 4)]
     refused = fulmen.claims("tanh", "f64[3]", executors=[mine])
-    assert refused.winner is None and refused[0].reason == "only f32"
+    assert refused.winner is None and refused[0].reason == "tanh: only f32"
 
 
 def test_a_python_executor_that_fails_is_revoked_and_the_result_is_right():

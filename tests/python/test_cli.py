@@ -77,6 +77,18 @@ def test_require_of_a_claim_is_0(capsys):
         [*SDPA, "--executors", "abacus"],
         [*SDPA, "--require", "abacus"],
         [*SDPA, "--window", "3"],
+        [*SDPA, "--executors", ""],
+        [*SDPA, "--input", SPEC],
+        [*SDPA[:2], "--q", "f32[1,2,8,16]\udcff", *SDPA[4:]],
+        ["claims", "relu", "--input", "f32[2]{stride=-1}"],
+        ["claims", "relu", "--input", "f32[2]{stride=4611686018427387904}"],
+        ["claims", "relu", "--input", "f32[2]", "--causal"],
+        ["claims", "matmul", "--input", "f32[2,3]", "--input", "f32[3,2]", "--input", "f32[3,2]"],
+        ["bench", "attention", "--peers", "nobody"],
+        ["bench", "attention", "--dtype", "f99"],
+        ["bench", "claims", "--repeats", "0"],
+        ["run", "/dev/null", "--repeats", "0"],
+        ["explain", "/:f"],
         ["explain", "no_such_file.py:f"],
         ["explain", "nothing"],
         ["run", "no_such_file"],
@@ -118,6 +130,121 @@ def test_run_of_a_broken_trace_names_the_line(tmp_path, capsys):
     path.write_text(TRACE.replace("tanh(y)", "tanh(nothing)"))
     code, _, err = run("run", str(path), capsys=capsys)
     assert code == 1 and "nothing" in err
+
+
+def test_run_makes_the_backward_too(tmp_path, capsys):
+    path = tmp_path / "training.trace"
+    path.write_text("# a comment\n" + TRACE.replace("w: f32[8,8]", "w: f32[8,8]!"))
+    code, out, _ = run("run", str(path), "--check", "--json", capsys=capsys)
+    result = json.loads(out)
+    assert code == 0 and result["training"] is True
+    assert [o["name"] for o in result["outputs"]] == ["result 0", "gradient of w"]
+    assert result["outputs"][1]["type"].startswith("f32[8,8]") and max(result["relative_difference"]) < 1e-5
+    assert "gradient of w" in run("run", str(path), capsys=capsys)[1]
+
+
+WRONG_TRACES = {
+    "size": ("t1: f32[900] = neg(x)", "neg gives f32[2]"),
+    "dtype": ("t1: i64[2] = neg(x)", "neg gives f32[2]"),
+    "operands": ("t1: f32[2] = neg(x, x)", "got 2 operands"),
+    "none": ("t1: f32[2] = neg(none)", "not given"),
+    "shapes": ("t1: f32[2] = add(x, y)", "sizes must be equal"),
+    "results": ("(t1: f32[2], t2: f32[2]) = neg(x)", "2 are declared"),
+    "attribute": ("t1: f32[2] = softmax(x, dim=7, dtype=none)", "dim is 7"),
+    "no_attribute": ("t1: f32[2] = softmax(x)", "'dim' is not given"),
+    "kind": ('t1: f32[2] = softmax(x, dim="a", dtype=none)', "needed an integer"),
+    "stride": ("t1: f32[2]{stride=-5} = neg(x)", "strides are 0 or more"),
+    "body": ("t1: f32[2] = fusion(x) @cpu trace fusion(x: f32[2]) {\n t3: f32[5] = neg(x)\n return t3\n}", "another type"),
+    "body_operand": ("t1: f32[7] = fusion(x) @cpu trace fusion(y: f32[7]) {\n t3: f32[7] = neg(y)\n return t3\n}", "x"),
+    "index": ("i: i64[1] = full(shape=[1], value=5, dtype=i64, device=none)\n t1: f32[1] = index_select(x, i, dim=0)", "index has 5"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TRACES)
+def test_run_of_a_trace_that_does_not_hold(name, tmp_path, capsys):
+    line, words = WRONG_TRACES[name]
+    path = tmp_path / "wrong.trace"
+    path.write_text(f"trace wrong(x: f32[2], y: f32[7]) {{\n  {line}\n  return t1\n}}\n")
+    code, _, err = run("run", str(path), capsys=capsys)
+    assert code == 1 and words in err and "internal" not in err, err
+
+
+def test_run_takes_the_trace_of_every_stage():
+    torch = pytest.importorskip("torch")
+    core = fulmen._core
+    x = torch.randn(2, 3, 5, 8, requires_grad=True)
+    explanation = fulmen.explain(lambda a: torch.nn.functional.gelu((a @ a.transpose(-1, -2)).transpose(1, 2)).softmax(-1).square().sum(), x)
+    assert len(explanation.traces) > 20
+    for stage, text in explanation.traces.items():
+        result = core.replay(core.parse_trace(text.replace("!", "")), None, 0, 1, True)  # without another backward
+        assert max(result["relative_difference"], default=0.0) < 1e-4, stage
+
+
+def test_an_internal_failure_leaves_a_file_that_run_takes(capsys):
+    def raises(call):
+        raise KeyError("of the checker")
+
+    failing = fulmen.executor("failing")
+    failing.implements("tanh", raises)(lambda x: x)
+    tanh = fulmen.jit(lambda x: fulmen.ops.tanh(x), executors=[failing, *fulmen.default_executors()])
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(fulmen.InternalError, match="the trace is in (.*); `fulmen run` replays it") as caught:
+        tanh(numpy.ones((2, 3), numpy.float32))
+    path = str(caught.value).rpartition("the trace is in ")[2].partition(";")[0]
+    try:
+        with open(path) as file:
+            text = file.read()
+        assert "failing" in text and "KeyError" in text and "trace" in text
+        assert run("run", path, capsys=capsys)[0] == 0
+    finally:
+        os.unlink(path)
+
+
+BROKEN = {
+    "syntax": ("def f(:", 2, "no Python"),
+    "bytes": (b"x = '\xff'\ndef f(): pass", 2, "no Python"),
+    "import": ("import nothing_of_that_name", 1, "line 1"),
+    "exit": ("import sys\nsys.exit(5)", 2, "SystemExit"),
+    "no_function": ("f = 3", 2, "of type int"),
+    "other_name": ("g = 3", 2, "no function 'f'"),
+    "raises": ("\ndef f():\n    raise ValueError('found 3')", 1, "ValueError: found 3"),
+    "arguments": ("def f(x): return x", 2, "'x'"),
+    "no_pair": ("def f(): return 3", 2, "(module, inputs)"),
+    "no_module": ("def f(): return 3, (4,)", 1, "found int"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_explain_of_a_broken_file_says_where(name, tmp_path, capsys):
+    text, expected, words = BROKEN[name]
+    path = tmp_path / f"{name}.py"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    code, out, err = run("explain", f"{path}:f", "--json", capsys=capsys)
+    assert code == expected and words in err and "Traceback" not in err, err
+    assert words in json.loads(out)["error"]["message"]
+
+
+def test_explain_of_a_model_that_fails_names_its_line(tmp_path, capsys):
+    pytest.importorskip("torch")
+    path = tmp_path / "wrong.py"
+    path.write_text("import torch\n\ndef f():\n    return torch.nn.Linear(3, 2), (torch.ones(4, 5),)\n")
+    code, _, err = run("explain", f"{path}:f", capsys=capsys)
+    assert code == 1 and err.startswith("fulmen explain: ") and "Traceback" not in err and "(4, 5)" in err
+
+
+def test_what_cannot_be_printed_is_escaped(tmp_path, capsys):
+    path = tmp_path / "control"
+    path.write_text("\x1b[31mred")
+    code, _, err = run("run", str(path), capsys=capsys)
+    assert code == 1 and "\x1b" not in err
+
+
+def test_run_of_a_folder_and_of_what_is_too_large(tmp_path, capsys):
+    assert run("run", str(tmp_path), capsys=capsys)[0] == 1
+    path = tmp_path / "large.trace"
+    path.write_text("trace large(x: f32[1000000000000]) {\n  y: f32[1000000000000] = tanh(x)\n  return y\n}\n")
+    code, _, err = run("run", str(path), capsys=capsys)
+    assert code == 1 and err
 
 
 def test_run_of_a_binary_file_is_2(tmp_path, capsys):

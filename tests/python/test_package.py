@@ -66,3 +66,58 @@ def test_a_spec_that_is_wrong_names_its_fault():
 def test_an_executor_that_is_not_there():
     with pytest.raises(fulmen.UnsupportedError, match="no executor 'abacus'"):
         fulmen.claims("sdpa", q="f32[1,1,1,1]", k="f32[1,1,1,1]", v="f32[1,1,1,1]", executors=["abacus"])
+
+
+SPEC = "f32[1,2,8,16]"
+
+
+@pytest.mark.parametrize(
+    "positional, named, words",
+    [
+        ([SPEC] * 12, {}, "12 arguments"),
+        ([SPEC], {"q": SPEC}, "q is given twice"),
+        ([], {"mask": SPEC, "attn_mask": SPEC}, "mask and attn_mask are both given"),
+        ([], {"dropout_p": "x"}, "dropout_p is 'x'"),
+        ([], {"scale": "x"}, "scale is 'x'"),
+        ([], {"window": "ab"}, "window is 'ab'"),
+        ([], {"window": (1, 2, 3)}, "window is"),
+        ([], {"causal_corner": "middle"}, "causal_corner is 'middle'"),
+        ([], {"softcap": []}, "softcap is"),
+        ([], {"q": 3}, "query is of type int"),
+        ([], {"q": [SPEC]}, "query is of type list"),
+        ([], {"target": 3}, "target is of type int"),
+        ([], {"colour": 3}, "no argument 'colour'"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_claims_says_which_argument_is_wrong(positional, named, words):
+    arguments = {} if positional else {"q": SPEC, "k": SPEC, "v": SPEC}
+    with pytest.raises(fulmen.TypeError, match=words.replace("(", r"\(")):
+        fulmen.claims("sdpa", *positional, **{**arguments, **named})
+
+
+def test_claims_of_another_op_says_which_operand_is_wrong():
+    with pytest.raises(fulmen.TypeError, match="takes 2 operands, 3 are given"):
+        fulmen.claims("matmul", "f32[2,3]", "f32[3,4]", "f32[3,4]")
+    with pytest.raises(fulmen.TypeError, match="a is given twice"):
+        fulmen.claims("matmul", "f32[2,3]", "f32[3,4]", a="f32[2,3]")
+    with pytest.raises(fulmen.TypeError, match="dim is 1000000.*needed an integer of 64 bits"):
+        fulmen.claims("softmax", "f32[2,3]", dim=10**30)
+    with pytest.raises(KeyError, match="no executor 'abacus' was asked"):
+        fulmen.claims("matmul", "f32[2,3]", "f32[3,4]")["abacus"]
+
+
+def test_claims_of_tensors_without_memory():
+    torch = pytest.importorskip("torch")
+    with torch.device("meta"):
+        q = torch.empty(1, 2, 8, 16, requires_grad=True).transpose(1, 2).transpose(1, 2)
+    assert fulmen.claims("sdpa", q=q, k=q, v=q, training=True).winner == fulmen.claims("sdpa", q=SPEC, k=SPEC, v=SPEC, training=True).winner
+
+
+def test_an_unclaimed_call_carries_all_refusals():
+    numpy = pytest.importorskip("numpy")
+    only_onednn = fulmen.jit(lambda x: fulmen.ops.tanh(x), executors=["onednn"])
+    with pytest.raises(fulmen.UnsupportedError, match="no executor claims it") as caught:
+        only_onednn(numpy.ones((2, 3), numpy.float32))
+    (refusal,) = caught.value.refusals
+    assert refusal.executor == "onednn" and refusal.code and "tanh" in refusal.reason and not refusal.claimed

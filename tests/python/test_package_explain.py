@@ -11,6 +11,16 @@ import fulmen
 from fulmen import cli
 
 
+@pytest.fixture(autouse=True)
+def forget_what_was_compiled():
+    torch._dynamo.reset()
+
+
+def test_an_explanation_of_nothing_says_so():
+    explanation = fulmen.explain(lambda x: x, torch.randn(3))
+    assert not explanation.traces and "no graph" in str(explanation)
+
+
 def model():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
@@ -92,8 +102,40 @@ def test_jit_with_autocast():
 
 def test_last_traces_of_a_module():
     compiled = fulmen.jit(model())
+    assert fulmen.last_traces(compiled) == {}
     compiled(torch.randn(5, 8))
     assert "linear" in fulmen.last_traces(compiled)["acquire"]
+
+
+def test_last_traces_are_of_this_function_and_its_executors():
+    by_reference = torch.compile(lambda x: x.sin() + 1, backend="fulmen", options={"executors": ["reference"]})
+    of_module = torch.compile(model(), backend="fulmen")
+    later = torch.compile(lambda x: x.cos() + 1, backend="fulmen")
+    for call in (by_reference, of_module, later):
+        assert fulmen.last_traces(call) == {}
+        call(torch.randn(5, 8))
+    program = fulmen.last_traces(by_reference)["program: forward"]
+    assert "sin" in program and "@reference" in program and "@cpu" not in program
+    assert "linear" in fulmen.last_traces(of_module)["acquire"]
+    assert "cos" in fulmen.last_traces(later)["acquire"] and fulmen.last_traces() == fulmen.last_traces(later)
+    by_jit = fulmen.jit(lambda x: x.exp(), executors=["reference"])
+    by_jit(torch.randn(3))
+    assert "@reference" in fulmen.last_traces(by_jit)["program: forward"]
+    for wrong in (model(), 3, len):
+        with pytest.raises(fulmen.TypeError, match="that isn't compiled"):
+            fulmen.last_traces(wrong)
+
+
+def test_every_stage_has_a_name_of_its_own():
+    explanation = fulmen.explain(model(), torch.randn(5, 8))
+    names = list(explanation.traces)
+    for pass_name in ("decompose", "claim_nodes", "fuse"):
+        assert f"{pass_name} (forward)" in names and f"{pass_name} (backward)" in names
+    assert "remove_dead_nodes (forward, 2)" in names and "decompose (joint)" in names
+    assert names[0] == "acquire" and names.index("split: forward") < names.index("fuse (forward)") < names.index("fuse (backward)")
+    assert names == list(explanation.stage_ms)
+    forward, backward = explanation.traces["fuse (forward)"], explanation.traces["fuse (backward)"]
+    assert forward != backward and "linear" in forward
 
 
 def test_explain_on_the_command_line(tmp_path, capsys):

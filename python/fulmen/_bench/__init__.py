@@ -7,7 +7,8 @@ import platform
 
 from fulmen._core import UnsupportedError
 
-_peers = {"attention": ["torch"], "train": ["torch", "inductor"], "overhead": ["torch"], "claims": []}
+_peers = {"attention": ["torch"], "train": ["torch", "inductor"], "overhead": ["torch"], "claims": []}  # unless asked for others
+_known_peers, _known_dtypes = ("torch", "inductor"), {"attention": ("fp32", "bf16", "fp16"), "train": ("fp32", "bf16")}
 
 
 class Result:
@@ -63,6 +64,17 @@ def device_name(device):
     return platform.processor() or platform.machine()
 
 
+def check(what, peers=None, dtypes=None):
+    """ValueError if the suite doesn't have such a peer or dtype."""
+    for peer in peers or ():
+        if peer not in _known_peers:
+            raise ValueError(f"--peers: there is no peer '{peer}'; peers: {', '.join(_known_peers)}")
+    for dtype in dtypes or ():
+        if dtype not in _known_dtypes.get(what, ()):
+            known = ", ".join(_known_dtypes[what]) if what in _known_dtypes else "it has one form"
+            raise ValueError(f"--dtype: {what} has no rows of '{dtype}'; dtypes: {known}")
+
+
 def bench(what, device="cpu", peers=None, only=None, repeats=None, dtypes=None, progress=False):
     """Runs one suite: "attention", "train", "overhead" or "claims"."""
     if what != "claims" and device == "cuda":
@@ -71,9 +83,7 @@ def bench(what, device="cpu", peers=None, only=None, repeats=None, dtypes=None, 
         if not torch.cuda.is_available():
             raise UnsupportedError("bench: there is no CUDA device on this machine")
     chosen = _peers[what] if peers is None else peers
-    unknown = [p for p in chosen if p not in ("torch", "inductor")]
-    if unknown:
-        raise UnsupportedError(f"bench: there is no peer '{unknown[0]}'; peers: torch, inductor")
+    check(what, chosen, dtypes)
     suite = importlib.import_module(f"fulmen._bench.{what}")
     rows = []
     for row in suite.rows(device, chosen, only, repeats, dtypes):

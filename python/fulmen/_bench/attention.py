@@ -70,6 +70,9 @@ def rows(device, peers, only, repeats, dtypes):
             ways = {"fulmen": step(fulmen.sdpa, inputs, device)}
             if "torch" in peers:
                 ways["torch"] = step(torch.nn.functional.scaled_dot_product_attention, inputs, device)
+            if "inductor" in peers:
+                torch._dynamo.reset()
+                ways["inductor"] = step(torch.compile(torch.nn.functional.scaled_dot_product_attention), inputs, device)
             times = alternate(ways, device, repeats)
             ours = times.pop("fulmen")
             yield row(

@@ -29,6 +29,22 @@ class Options:
     specialisations: int = 8
 
 
+@dataclass
+class MadeProgram:
+    """A compiled program with what it was made of."""
+
+    trace: _core.Trace
+    compiled: _core.Compiled
+    how: dict  # the arguments of _core.compile
+
+    def texts(self) -> dict:
+        """Stage -> the text of the trace after it. Made again, in the same way, where they weren't kept."""
+        compiled = self.compiled
+        if not any(stage.text for stage in compiled.stages):
+            compiled = _core.compile(self.trace, keep_texts=True, **self.how)
+        return {stage.name: stage.text for stage in compiled.stages}
+
+
 def _is_symbolic(value) -> bool:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return True
@@ -61,13 +77,13 @@ class Part:
 
     def compile(self, recorded: RecordedGraph) -> Runner:
         options = self.options
-        compiled = _core.compile(
-            recorded.trace, executors=options.executors, training=recorded.needs_grad and self.modes.grad_enabled,
-            deterministic=options.deterministic or torch.are_deterministic_algorithms_enabled(),
-            skip_passes=options.skip_passes, keep_texts=options.keep_texts,
+        how = dict(
+            executors=options.executors, training=recorded.needs_grad and self.modes.grad_enabled,
+            deterministic=options.deterministic or torch.are_deterministic_algorithms_enabled(), skip_passes=options.skip_passes,
         )
+        compiled = _core.compile(recorded.trace, keep_texts=options.keep_texts, **how)
         if self.on_compiled is not None:
-            self.on_compiled(self, recorded, compiled)
+            self.on_compiled(MadeProgram(recorded.trace, compiled, how))
         return Runner(recorded, compiled)
 
     def adopt(self, arguments, recorded: RecordedGraph) -> None:
