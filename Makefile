@@ -17,7 +17,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
-.PHONY: help packages build install demo test test-layers test-cpp test-python bench clean
+.PHONY: help packages build install demo test test-layers test-cpp test-python bench sanitize clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 24
@@ -60,6 +60,18 @@ bench: build ## attention, training, overhead and claims beside PyTorch and Indu
 	$(VENV)/bin/fulmen bench train --device cpu
 	$(VENV)/bin/fulmen bench overhead
 	$(VENV)/bin/fulmen bench claims
+
+# Python stays out: the sanitizers' runtime would have to be loaded before the interpreter. SANITIZE_TESTS is a filter of
+# GoogleTest; the default leaves out cuDNN and oneDNN, which are not ours to check.
+SANITIZE_TESTS ?= *:-*Cudnn*:*cudnn*:*Onednn*
+THREAD_TESTS ?= *AttentionOnEachIsa*:*Gemm*:*Tile*
+sanitize: packages ## the C++ tests under the address and undefined-behaviour sanitizers, the kernels under the thread sanitizer
+	cmake -G Ninja -B build-sanitize -DFULMEN_SANITIZE=ON -DFULMEN_BUILD_PYTHON=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1
+	cmake --build build-sanitize -j $(JOBS) --target fulmen_tests
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 build-sanitize/fulmen_tests --gtest_brief=1 --gtest_filter='$(SANITIZE_TESTS)'
+	cmake -G Ninja -B build-threads -DFULMEN_SANITIZE_THREAD=ON -DFULMEN_BUILD_PYTHON=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1
+	cmake --build build-threads -j $(JOBS) --target fulmen_tests
+	TSAN_OPTIONS=halt_on_error=1 build-threads/fulmen_tests --gtest_brief=1 --gtest_filter='$(THREAD_TESTS)'
 
 install: build ## install the C++ library and CMake package under PREFIX (default /usr/local)
 	cmake --install $(BUILD) --prefix $(or $(PREFIX),/usr/local)

@@ -1,7 +1,7 @@
 // Times the CPU attention kernels alone, with no framework in the process: forward and backward of the calls of
 // docs/performance.md, in GFLOP/s (4 and 10 operations a score element and dim; half of them if causal).
 // Built with -DFULMEN_BUILD_BENCHMARKS=ON.
-//   attention_kernels [instruction set [milliseconds a measurement]]
+//   attention_kernels [instruction set [milliseconds a measurement [text of a row, such as 'd128' or 'f32']]]
 // The comparison with other software is `fulmen bench attention`.
 #include <algorithm>
 #include <chrono>
@@ -111,7 +111,9 @@ int main(int argc, char** argv) {
   }
   const double budget_ms = argc > 2 ? std::atof(argv[2]) : 200.0;
   std::printf("%s, %d threads (%s)\n", std::string(cpu::isa_name(cpu::chosen_isa())).c_str(), thread_count(), thread_backend());
+  const std::string only = argc > 3 ? argv[3] : "";
   for (const Row& row : rows)
-    for (DType dtype : {DType::f32, DType::bf16, DType::f16}) measure(row, dtype, budget_ms);
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+      if ((row.name + std::string(" ") + std::string(dtype_name(dtype))).find(only) != std::string::npos) measure(row, dtype, budget_ms);
   return 0;
 }

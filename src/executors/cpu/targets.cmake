@@ -24,8 +24,12 @@ function(fulmen_cpu_kernels library)
     endwhile()
     add_library(${object} OBJECT ${ARG_SOURCES})
     target_compile_definitions(${object} PRIVATE FULMEN_TARGET=${target} FULMEN_TARGET_NAME="${target}")
+    set(optimise -O3)
+    if(FULMEN_SANITIZE OR FULMEN_SANITIZE_THREAD)
+      set(optimise -O1)  # checks in unrolled loops take minutes to compile
+    endif()
     # GCC 12 warns of its own intrinsics (uninitialised by design) and of copies between 16-bit floats and their bits.
-    target_compile_options(${object} PRIVATE ${FULMEN_CPU_FLAGS_${target}} -O3 -ffp-contract=off -fno-math-errno -Wno-psabi -Wno-uninitialized
+    target_compile_options(${object} PRIVATE ${FULMEN_CPU_FLAGS_${target}} ${optimise} -ffp-contract=off -fno-math-errno -Wno-psabi -Wno-uninitialized
                            -Wno-maybe-uninitialized -Wno-class-memaccess)
     target_include_directories(${object} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     set_target_properties(${object} PROPERTIES POSITION_INDEPENDENT_CODE ON)

@@ -22,6 +22,9 @@ struct AttentionView {
   }
 };
 
+// Gradients of queries under way take no more (24 MiB), unless those of a single head do.
+inline constexpr int64_t default_query_gradient_floats = int64_t{6} << 20;
+
 struct AttentionArguments {
   int64_t batch = 0, heads = 0, key_heads = 0, group = 0;
   int64_t query_len = 0, key_len = 0, head_dim = 0, value_dim = 0;
@@ -39,6 +42,7 @@ struct AttentionArguments {
   float scale = 1.0f, softcap = 0.0f;
   bool in_bf16 = false;  // query, key, value (and out_grad) are all bf16: the pair and tile kernels may run
   int threads = 1;       // per-thread workspace was counted for so many
+  int64_t query_gradient_floats = default_query_gradient_floats;
 };
 
 struct AttentionRun {

@@ -218,8 +218,9 @@ std::unique_ptr<Kernel> make_attention_forward(const SdpaCall& call, const Tenso
 }
 
 std::unique_ptr<Kernel> make_attention_backward(const SdpaCall& call, const TensorType& out, const TensorType& out_grad,
-                                                const SdpaGradientTypes& gradients) {
+                                                const SdpaGradientTypes& gradients, int64_t query_gradient_floats) {
   AttentionArguments a = arguments_of(call);
+  if (query_gradient_floats > 0) a.query_gradient_floats = query_gradient_floats;
   a.out = view_of(out);
   a.out_grad = view_of(out_grad);
   a.in_bf16 = a.in_bf16 && out_grad.dtype == DType::bf16;

@@ -23,7 +23,8 @@ std::unique_ptr<Kernel> make_attention_forward(const SdpaCall& call, const Tenso
 // Types of the wanted gradients, in the order of the outputs; null where not wanted. A mask's gradient has the mask's
 // shape.
 using SdpaGradientTypes = std::array<const TensorType*, sdpa_gradient_count>;
+// `query_gradient_floats` is the scratch for sums of query gradients; 0: the default. Results don't depend on it.
 std::unique_ptr<Kernel> make_attention_backward(const SdpaCall& call, const TensorType& out, const TensorType& out_grad,
-                                                const SdpaGradientTypes& gradients);
+                                                const SdpaGradientTypes& gradients, int64_t query_gradient_floats = 0);
 
 }  // namespace fulmen::cpu

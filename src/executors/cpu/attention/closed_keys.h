@@ -2,7 +2,7 @@
 // that infinite or NaN elements of closed keys have reached. Tiles multiply closed keys by probabilities of 0, and
 // 0 * NaN is NaN; whoever finds a row that isn't finite asks here, so that finite calls pay nothing. A row that an open
 // key makes infinite or NaN stays as it is. Compiled per target; used by forward.matrix.cpp, decode.matrix.cpp,
-// backward.matrix.cpp.
+// backward_rows.h, decode_backward.matrix.cpp.
 #pragma once
 
 #include <cmath>

@@ -2,12 +2,14 @@
 // are read where they lie, with no packing, by all rows that share them. Keys are split in chunks by a rule of shape
 // alone; each chunk leaves unnormalised sums, which are joined in order, so results are the same for any number of
 // threads. More queries: forward.matrix.cpp.
+// Backward: decode_backward.matrix.cpp.
 #include <atomic>
 #include <cmath>
 #include <memory>
 
 #include "core/parallel.h"
 #include "executors/cpu/attention/closed_keys.h"
+#include "executors/cpu/attention/decode_products.h"
 #include "executors/cpu/attention/modes.h"
 #include "executors/cpu/attention/targets.h"
 #include "ops/sdpa_call.h"
@@ -15,7 +17,7 @@
 namespace fulmen::cpu::FULMEN_TARGET {
 namespace {
 
-inline constexpr int64_t most_rows = 8, together = 4, block_keys = 128, wanted_chunks = 32;
+inline constexpr int64_t together = decode_together, block_keys = decode_block_keys;
 
 struct DecodeSizes {
   int64_t rows, head_dim, value_dim;  // rows of a key head; padded dims
@@ -27,9 +29,7 @@ DecodeSizes decode_sizes(const AttentionArguments& a) {
   s.rows = a.group * a.query_len;
   s.head_dim = round_up(a.head_dim, lanes);
   s.value_dim = round_up(a.value_dim, 4 * lanes);
-  const int64_t units = std::max<int64_t>(a.batch * a.key_heads, 1);
-  const int64_t wanted = (wanted_chunks + units - 1) / units;
-  s.chunk_keys = std::max<int64_t>(512, round_up((a.key_len + wanted - 1) / wanted, block_keys));
+  s.chunk_keys = decode_chunk_keys(a);
   s.chunks = (a.key_len + s.chunk_keys - 1) / s.chunk_keys;
   s.score_row = block_keys + 16;
   return s;
@@ -46,86 +46,6 @@ struct DecodeScratch {
 
 // Sums of one chunk: rows of out, then the rows' maxima and sums.
 int64_t chunk_floats(const DecodeSizes& s) { return round_up(s.rows, together) * s.value_dim + 2 * round_up(s.rows, 16); }
-
-template <class T>
-FULMEN_INLINE vfloat load_tail(const T* p, int64_t count) {
-  return count >= lanes ? load(p) : load_partial(p, static_cast<int>(count));
-}
-
-// How far ahead rows are fetched: hardware prefetchers stop at the end of a page.
-inline constexpr int64_t rows_ahead = 16;
-template <class T>
-FULMEN_INLINE void fetch_row(const T* row, int64_t dims) {
-  for (int64_t c = 0; c < dims; c += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + c);
-}
-
-// The sum of each of `lanes` vectors, as one vector.
-FULMEN_INLINE vfloat sums_of(vfloat (&vectors)[lanes]) {
-  vuint square[lanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < lanes; ++i) square[i] = std::bit_cast<vuint>(vectors[i]);
-  transpose_square(square);
-  vfloat total[2] = {};
-#pragma GCC unroll 16
-  for (int i = 0; i < lanes; ++i) total[i % 2] += std::bit_cast<vfloat>(square[i]);
-  return total[0] + total[1];
-}
-
-// Scores of `rows` query rows against keys; query rows are padded with zeros to whole vectors.
-template <int rows, class T>
-void dot_keys(const T* keys, int64_t key_row, int64_t count, int64_t dims, const float* query, int64_t query_row, float* score, int64_t score_row) {
-  const int64_t whole = round_down(dims, lanes);
-  for (int64_t first = 0; first < count; first += lanes) {
-    vfloat parts[rows][lanes];
-    for (int i = 0; i < lanes; ++i) {
-      vfloat sum[rows] = {};
-      if (first + i < count) {
-        const T* key = keys + (first + i) * key_row;
-        fetch_row(key + rows_ahead * key_row, dims);
-        for (int64_t c = 0; c < whole; c += lanes) {
-          const vfloat k = load(key + c);
-#pragma GCC unroll 4
-          for (int r = 0; r < rows; ++r) sum[r] = fma(load(query + r * query_row + c), k, sum[r]);
-        }
-        if (whole < dims) {
-          const vfloat k = load_partial(key + whole, static_cast<int>(dims - whole));
-#pragma GCC unroll 4
-          for (int r = 0; r < rows; ++r) sum[r] = fma(load(query + r * query_row + whole), k, sum[r]);
-        }
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; ++r) parts[r][i] = sum[r];
-    }
-    for (int r = 0; r < rows; ++r) store(score + r * score_row + first, sums_of(parts[r]));
-  }
-}
-
-// out += p V over a block of keys, four vectors of dims at a time.
-template <int rows, class T>
-void add_values(const T* values, int64_t value_row, int64_t count, int64_t dims, const float* p, int64_t p_row, float* out, int64_t out_row) {
-  for (int64_t c = 0; c < dims; c += 4 * lanes) {
-    vfloat sum[rows][4];
-    for (int r = 0; r < rows; ++r)
-      for (int v = 0; v < 4; ++v) sum[r][v] = load(out + r * out_row + c + v * lanes);
-    const bool whole = dims - c >= 4 * lanes;
-    for (int64_t j = 0; j < count; ++j) {
-      const T* value = values + j * value_row + c;
-      fetch_row(value + rows_ahead * value_row, std::min<int64_t>(dims - c, 4 * lanes));
-      vfloat x[4];
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; ++v)
-        x[v] = whole ? load(value + v * lanes) : dims - c > v * lanes ? load_tail(value + v * lanes, dims - c - v * lanes) : vfloat{};
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; ++r) {
-        const vfloat weight = splat(p[r * p_row + j]);
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; ++v) sum[r][v] = fma(weight, x[v], sum[r][v]);
-      }
-    }
-    for (int r = 0; r < rows; ++r)
-      for (int v = 0; v < 4; ++v) store(out + r * out_row + c + v * lanes, sum[r][v]);
-  }
-}
 
 template <class T>
 void decode_chunk(const AttentionArguments& a, const AttentionRun& run, const DecodeSizes& sizes, const ScoreRules& rules,
@@ -234,7 +154,7 @@ int64_t scratch_bytes(const DecodeSizes& sizes) {
 }  // namespace
 
 bool suits_decode(const AttentionArguments& a) {
-  return a.group * a.query_len <= most_rows && a.query_len > 0 && a.key_len > 0 && a.sequences == 0 && a.key.dtype == a.value.dtype &&
+  return a.group * a.query_len <= decode_most_rows && a.query_len > 0 && a.key_len > 0 && a.sequences == 0 && a.key.dtype == a.value.dtype &&
          (a.key.stride[3] == 1 || a.head_dim == 1) && (a.value.stride[3] == 1 || a.value_dim == 1);
 }
 

@@ -73,8 +73,8 @@ void forward_task(const AttentionArguments& a, const AttentionRun& run, const Fo
                   const ForwardTask& task, const ForwardScratch<Mode>& scratch) {
   const int64_t count = std::min(sizes.queries, segment.query_count - task.first);
   const int64_t rows = count * a.group, dims = sizes.value_dim;
-  const auto head_of = [&](int64_t r) { return task.key_head * a.group + r / count; };
-  const auto query_of = [&](int64_t r) { return task.first + r % count; };
+  const auto head_of = [&](int64_t r) { return a.group == 1 ? task.key_head : task.key_head * a.group + r / count; };
+  const auto query_of = [&](int64_t r) { return task.first + (a.group == 1 ? r : r % count); };
 
   const float factor = Mode::pairs ? 1.0f : a.scale;
   for (int64_t g = 0; g < a.group; ++g)
@@ -112,7 +112,7 @@ void forward_task(const AttentionArguments& a, const AttentionRun& run, const Fo
         Mode::pack_right_transposed(Source(run.inputs[sdpa_key], a.key, segment.batch, task.key_head, segment.key_begin + block), live,
                                     a.head_dim, padded, sizes.head_dim, scratch.stage, scratch.key, sizes.score_row);
         Mode::pack_right(Source(run.inputs[sdpa_value], a.value, segment.batch, task.key_head, segment.key_begin + block), live,
-                         a.value_dim, padded, sizes.value_dim, scratch.stage, scratch.value, sizes.value_dim);
+                         a.value_dim, padded, sizes.value_dim, scratch.stage, scratch.value);
         packed = true;
       }
       if (a.mask.present && strip % count + strip_rows <= count)  // rows of one head

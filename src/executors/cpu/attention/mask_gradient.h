@@ -4,7 +4,7 @@
 //   direct    no broadcast: each element is written once
 //   reduced   broadcast over batch, heads or queries: f32 sums of the mask's size, converted at the end; an f32 result
 //             that is broadcast over batch or heads alone holds the sums itself
-//   row_sums  broadcast over keys: f32 sums of each row of each key block, reduced at the end
+//   row_sums  broadcast over keys: an f32 sum a row, to which key blocks add in order (the caller's), reduced at the end
 // Blocks of packed sequences lie anywhere and don't cover the mask: all sums begin at zero then.
 #pragma once
 
@@ -33,12 +33,12 @@ inline void wait_until(const std::atomic<int64_t>& ticket, int64_t value) {
 
 class MaskGradient {
  public:
-  static int64_t scratch_floats(const AttentionArguments& a, int64_t key_blocks) {
+  static int64_t scratch_floats(const AttentionArguments& a) {
     switch (form_of(a)) {
       case Form::none:
       case Form::direct: return 0;
       case Form::reduced: return sums_in_place(a) ? 0 : a.mask_shape[0] * a.mask_shape[1] * a.mask_shape[2] * a.key_len;
-      case Form::row_sums: return a.batch * a.heads * key_blocks * a.query_len;
+      case Form::row_sums: return a.batch * a.heads * a.query_len;
     }
     return 0;
   }
@@ -50,7 +50,6 @@ class MaskGradient {
     a_ = &a;
     output_ = output;
     scratch_ = scratch;
-    key_blocks_ = key_blocks;
     block_keys_ = block_keys;
     block_queries_ = block_queries;
     packed_ = a.sequences > 0;
@@ -66,7 +65,7 @@ class MaskGradient {
       const std::vector<float> zeros(static_cast<size_t>(a.key_len), 0.0f);
       for_each_row([&](int64_t b, int64_t h, int64_t i) { write_row(zeros.data(), b, h, i); });
     } else if (packed_ || form_ == Form::row_sums || (form_ == Form::reduced && a.mask_shape[2] == 1)) {
-      const int64_t floats = scratch_floats(a, key_blocks);
+      const int64_t floats = scratch_floats(a);
       parallel_for(floats, 1 << 16, [&](int64_t begin, int64_t end) { std::memset(scratch + begin, 0, static_cast<size_t>(end - begin) * 4); });
     }
     if (form_ == Form::reduced)
@@ -74,6 +73,19 @@ class MaskGradient {
   }
 
   bool wanted() const { return form_ != Form::none; }
+  bool sums_rows() const { return form_ == Form::row_sums; }
+
+  // For row_sums alone: sums over a key block of each of `count` rows. The caller keeps key blocks in order.
+  static void sum_rows(int64_t count, int64_t from, int64_t to, const float* tile, int64_t tile_row, float* sums) {
+    for (int64_t r = 0; r < count; ++r) {
+      sums[r] = 0.0f;
+      for (int64_t c = from; c < to; ++c) sums[r] += tile[r * tile_row + c];
+    }
+  }
+  void add_rows(int64_t batch, int64_t head, int64_t first, int64_t count, const float* sums) {
+    float* total = scratch_ + (batch * a_->heads + head) * a_->query_len + first;
+    for (int64_t r = 0; r < count; ++r) total[r] += sums[r];
+  }
 
   // Score gradients of queries [first, first + count) and columns [from, to) of a key block `width` wide; zero elsewhere
   // in the block. Places are local to the segment. Every (segment, head, query block, key block) must come by once.
@@ -94,15 +106,7 @@ class MaskGradient {
       }
       return;
     }
-    if (form_ == Form::row_sums) {
-      float* sums = scratch_ + ((batch * a.heads + head) * key_blocks_ + key_block) * a.query_len + first;
-      for (int64_t r = 0; r < count && from < to; ++r) {
-        float sum = 0.0f;
-        for (int64_t c = from; c < to; ++c) sum += tile[r * tile_row + c];
-        sums[r] = sum;
-      }
-      return;
-    }
+    if (form_ == Form::row_sums) return;
     const bool one_row = a.mask_shape[2] == 1;
     const int64_t mask_batch = batch_ranks_ ? 0 : batch, mask_head = head_ranks_ ? 0 : head;
     std::atomic<int64_t>& ticket = ticket_of(segment, segment_index, head, one_row ? -1 : query_block, key_block);
@@ -144,10 +148,8 @@ class MaskGradient {
         double sum = 0.0;
         for (int64_t batch = b; batch < (batch_ranks_ ? a->batch : b + 1); ++batch)
           for (int64_t head = h; head < (head_ranks_ ? a->heads : h + 1); ++head)
-            for (int64_t block = 0; block < key_blocks_; ++block) {
-              const float* sums = scratch_ + ((batch * a->heads + head) * key_blocks_ + block) * a->query_len;
-              for (int64_t row = i; row < (a->mask_shape[2] == 1 ? a->query_len : i + 1); ++row) sum += sums[row];
-            }
+            for (int64_t row = i; row < (a->mask_shape[2] == 1 ? a->query_len : i + 1); ++row)
+              sum += scratch_[(batch * a->heads + head) * a->query_len + row];
         const float narrow = static_cast<float>(sum);
         narrow_row(&narrow, 1, output_, a->mask_grad.dtype, a->mask_grad.offset(b, h, i), 1);
       });
@@ -197,7 +199,7 @@ class MaskGradient {
   const AttentionArguments* a_ = nullptr;
   void* output_ = nullptr;
   float* scratch_ = nullptr;
-  int64_t key_blocks_ = 0, block_keys_ = 1, block_queries_ = 1, key_places_ = 1, query_places_ = 1;
+  int64_t block_keys_ = 1, block_queries_ = 1, key_places_ = 1, query_places_ = 1;
   bool batch_ranks_ = false, head_ranks_ = false, in_place_ = false, packed_ = false;
   std::unique_ptr<std::atomic<int64_t>[]> tickets_;
 };

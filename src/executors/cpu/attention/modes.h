@@ -21,22 +21,40 @@ struct FloatMode {
                         float factor, float* target, int64_t target_row) {
     pack_float_rows(source, rows, cols, padded_rows, padded_cols, factor, target, target_row);
   }
+  static bool lies_packed(const Source& source, int64_t cols) {
+    return source.dtype == DType::f32 && source.col_stride == 1 && source.row_stride == cols;
+  }
+  // Rows of an A operand, where they lie or packed into `target`. Products read no row past the last and no column past
+  // `cols`, so neither needs padding.
+  static const float* left(const Source& source, int64_t rows, int64_t cols, int64_t, int64_t padded_cols, float* target, int64_t& row) {
+    row = cols;
+    if (lies_packed(source, cols)) return reinterpret_cast<const float*>(source.data);
+    row = padded_cols;
+    pack_float_rows(source, rows, cols, rows, padded_cols, 1.0f, target, padded_cols);
+    return target;
+  }
+  static int64_t left_cols(int64_t cols, int64_t) { return cols; }
+  // Rows of a B operand; whole vectors of columns are read.
+  static void pack_right(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows, int64_t padded_cols, Left*, float* target) {
+    pack_float_rows(source, rows, cols, padded_rows, padded_cols, 1.0f, target, padded_cols);
+  }
+  static const float* right(const Source& source, int64_t rows, int64_t cols, int64_t, int64_t padded_cols, Left* stage, float* target) {
+    if (cols == padded_cols && lies_packed(source, cols)) return reinterpret_cast<const float*>(source.data);
+    pack_right(source, rows, cols, rows, padded_cols, stage, target);
+    return target;
+  }
   static void pack_right_transposed(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows,
                                     int64_t padded_cols, Left* stage, float* target, int64_t target_row) {
     pack_float_columns(source, rows, cols, padded_rows, padded_cols, stage, target, target_row);
-  }
-  static void pack_right(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows, int64_t padded_cols,
-                         Left*, float* target, int64_t target_row) {
-    pack_float_rows(source, rows, cols, padded_rows, padded_cols, 1.0f, target, target_row);
   }
   static void product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, const float* b, int64_t b_row,
                       float* c, int64_t c_row, bool accumulate) {
     float_product(m, n, k, a, a_row, 1, b, b_row, c, c_row, accumulate);
   }
-  // C (+)= A^T B with A packed by rows; `turned` is only needed by the pairs.
-  static void transposed_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, const float*, const float* b,
-                                 int64_t b_row, float* c, int64_t c_row, bool accumulate) {
-    float_product(m, n, k, a, 1, a_row, b, b_row, c, c_row, accumulate);
+  // C += A^T B over the rows [first, first + k) of both, A packed by rows; the pairs need A `turned` instead.
+  static void transposed_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, const float*, int64_t, int64_t first,
+                                 const float* b, int64_t b_row, float* c, int64_t c_row) {
+    float_product(m, n, k, a + first * a_row, 1, a_row, b + first * b_row, b_row, c, c_row, true);
   }
   static void turn(const float*, int64_t, int64_t, int64_t, uint32_t*, float*) {}
 };
@@ -57,17 +75,29 @@ struct PairMode {
                                     int64_t padded_cols, Left* stage, uint32_t* target, int64_t target_row) {
     pack_half_columns(source, rows, cols, padded_rows, padded_cols, stage, target, target_row);
   }
-  static void pack_right(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows, int64_t padded_cols,
-                         Left* stage, uint32_t* target, int64_t target_row) {
-    pack_half_row_pairs(source, rows, cols, padded_rows, padded_cols, stage, target, target_row);
+  // Whole tiles of rows are read.
+  static const bf16* left(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows, int64_t padded_cols, bf16* target, int64_t& row) {
+    row = padded_cols;
+    if (rows == padded_rows && cols == padded_cols && source.col_stride == 1 && source.row_stride == cols)
+      return reinterpret_cast<const bf16*>(source.data);
+    pack_half_rows(source, rows, cols, padded_rows, padded_cols, target, padded_cols);
+    return target;
+  }
+  static int64_t left_cols(int64_t, int64_t padded_cols) { return padded_cols; }
+  static void pack_right(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows, int64_t padded_cols, Left* stage, uint32_t* target) {
+    pack_half_row_pairs(source, rows, cols, padded_rows, padded_cols, stage, target, padded_cols);
+  }
+  static const uint32_t* right(const Source& source, int64_t rows, int64_t cols, int64_t padded_rows, int64_t padded_cols, Left* stage, uint32_t* target) {
+    pack_right(source, rows, cols, padded_rows, padded_cols, stage, target);
+    return target;
   }
   static void product(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t a_row, const uint32_t* b, int64_t b_row,
                       float* c, int64_t c_row, bool accumulate) {
     pair_product(m, n, k, a, a_row, b, b_row, c, c_row, accumulate);
   }
-  static void transposed_product(int64_t m, int64_t n, int64_t k, const bf16*, int64_t, const bf16* turned, const uint32_t* b,
-                                 int64_t b_row, float* c, int64_t c_row, bool accumulate) {
-    pair_product(m, n, k, turned, round_up(k, 32), b, b_row, c, c_row, accumulate);
+  static void transposed_product(int64_t m, int64_t n, int64_t k, const bf16*, int64_t, const bf16* turned, int64_t turned_row, int64_t first,
+                                 const uint32_t* b, int64_t b_row, float* c, int64_t c_row) {
+    pair_product(m, n, k, turned + first, turned_row, b + first / 2 * b_row, b_row, c, c_row, true);
   }
   // turned[cols][rows] of packed rows (multiples of 32 both); `pairs` holds rows / 2 x cols.
   static void turn(const bf16* source, int64_t source_row, int64_t rows, int64_t cols, uint32_t* pairs, bf16* turned) {

@@ -16,5 +16,9 @@ AttentionKernels attention_kernels();
 bool suits_decode(const AttentionArguments& arguments);
 size_t decode_workspace(const AttentionArguments& arguments);
 void decode(const AttentionArguments& arguments, const AttentionRun& run);
+// Its backward: decode_backward.matrix.cpp.
+bool suits_decode_backward(const AttentionArguments& arguments);
+size_t decode_backward_workspace(const AttentionArguments& arguments);
+void decode_backward(const AttentionArguments& arguments, const AttentionRun& run);
 
 }  // namespace fulmen::cpu::FULMEN_TARGET

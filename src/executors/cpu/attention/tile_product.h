@@ -16,7 +16,8 @@ inline constexpr int panel_vectors = 4;
 #else
 inline constexpr int panel_vectors = 2;
 #endif
-inline constexpr int panel_rows = 6;
+inline constexpr int panel_rows = 6;    // with panel_vectors
+inline constexpr int narrow_rows = 8;   // with fewer: enough sums to hide the latency of a multiply-add
 
 struct FloatDot {
   using Element = float;
@@ -66,6 +67,10 @@ void product_panel(int64_t k_count, const typename Dot::Element* a, int64_t a_ro
 template <class Dot, int vectors>
 FULMEN_INLINE void product_rows(int rows, int64_t k_count, const typename Dot::Element* a, int64_t a_row, int64_t a_col,
                                 const typename Dot::Element* b, int64_t b_row, float* c, int64_t c_row, bool accumulate) {
+  if constexpr (vectors < panel_vectors) {
+    if (rows == 8) return product_panel<Dot, 8, vectors>(k_count, a, a_row, a_col, b, b_row, c, c_row, accumulate);
+    if (rows == 7) return product_panel<Dot, 7, vectors>(k_count, a, a_row, a_col, b, b_row, c, c_row, accumulate);
+  }
   switch (rows) {
     case 1: return product_panel<Dot, 1, vectors>(k_count, a, a_row, a_col, b, b_row, c, c_row, accumulate);
     case 2: return product_panel<Dot, 2, vectors>(k_count, a, a_row, a_col, b, b_row, c, c_row, accumulate);
@@ -76,24 +81,31 @@ FULMEN_INLINE void product_rows(int rows, int64_t k_count, const typename Dot::E
   }
 }
 
-// The panel of B stays in the first-level cache while the rows of A pass by.
+template <class Dot, int vectors>
+void product_columns(int64_t m_count, int64_t k_count, const typename Dot::Element* a, int64_t a_row, int64_t a_col,
+                     const typename Dot::Element* b, int64_t b_row, float* c, int64_t c_row, bool accumulate) {
+  constexpr int64_t most = vectors == panel_vectors ? panel_rows : narrow_rows;
+  for (int64_t m = 0; m < m_count; m += most)
+    product_rows<Dot, vectors>(static_cast<int>(m_count - m < most ? m_count - m : most), k_count, a + m * a_row, a_row, a_col, b, b_row,
+                               c + m * c_row, c_row, accumulate);
+}
+
+// Vectors of the next panel: the widest, unless that would leave a single one, which is bound by its loads.
+FULMEN_INLINE int next_vectors(int64_t left) {
+  if (left >= panel_vectors) return panel_vectors > 2 && left == panel_vectors + 1 ? panel_vectors - 1 : panel_vectors;
+  return static_cast<int>(left);
+}
+
+// The panel of B stays in the nearest cache that holds it while the rows of A pass by.
 template <class Dot>
 void vector_product(int64_t m_count, int64_t n_count, int64_t k_count, const typename Dot::Element* a, int64_t a_row,
                     int64_t a_col, const typename Dot::Element* b, int64_t b_row, float* c, int64_t c_row, bool accumulate) {
   for (int64_t n = 0; n < n_count;) {
-    const int64_t left = (n_count - n) / lanes;
-    const int vectors = left >= panel_vectors ? panel_vectors : left >= 2 ? 2 : 1;
-    for (int64_t m = 0; m < m_count; m += panel_rows) {
-      const int rows = static_cast<int>(m_count - m < panel_rows ? m_count - m : panel_rows);
-      const auto* left_rows = a + m * a_row;
-      float* target = c + m * c_row + n;
-      if (vectors == panel_vectors)
-        product_rows<Dot, panel_vectors>(rows, k_count, left_rows, a_row, a_col, b + n, b_row, target, c_row, accumulate);
-      else if (vectors == 2)
-        product_rows<Dot, 2>(rows, k_count, left_rows, a_row, a_col, b + n, b_row, target, c_row, accumulate);
-      else
-        product_rows<Dot, 1>(rows, k_count, left_rows, a_row, a_col, b + n, b_row, target, c_row, accumulate);
-    }
+    const int vectors = next_vectors((n_count - n) / lanes);
+    if (vectors == panel_vectors) product_columns<Dot, panel_vectors>(m_count, k_count, a, a_row, a_col, b + n, b_row, c + n, c_row, accumulate);
+    else if (panel_vectors > 3 && vectors == 3) product_columns<Dot, panel_vectors - 1>(m_count, k_count, a, a_row, a_col, b + n, b_row, c + n, c_row, accumulate);
+    else if (vectors == 2) product_columns<Dot, 2>(m_count, k_count, a, a_row, a_col, b + n, b_row, c + n, c_row, accumulate);
+    else product_columns<Dot, 1>(m_count, k_count, a, a_row, a_col, b + n, b_row, c + n, c_row, accumulate);
     n += vectors * lanes;
   }
 }

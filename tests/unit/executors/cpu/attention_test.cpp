@@ -132,7 +132,8 @@ Operands random_operands(uint32_t seed) {
   return o;
 }
 
-Produced run_kernels(const Operands& o, std::mt19937 rng) {
+// With little room for gradients of queries, heads of a group come by in passes.
+Produced run_kernels(const Operands& o, std::mt19937 rng, int64_t query_gradient_floats = 0) {
   const SdpaCall& c = o.call;
   Produced p;
   p.out = Tensor(c.query.dtype, {c.batch(), c.heads(), c.query_len(), c.value_dim()}, random_strides(rng, {c.batch(), c.heads(), c.query_len(), c.value_dim()}, 0));
@@ -159,7 +160,7 @@ Produced run_kernels(const Operands& o, std::mt19937 rng) {
   inputs[sdpa_out] = p.out.data();
   inputs[sdpa_lse] = p.lse.data();
   inputs[sdpa_out_grad] = o.out_grad.data();
-  const auto kernel = cpu::make_attention_backward(c, p.out.type, o.out_grad.type, types);
+  const auto kernel = cpu::make_attention_backward(c, p.out.type, o.out_grad.type, types, query_gradient_floats);
   AlignedBytes workspace(kernel->workspace_bytes());
   kernel->run({nullptr, 0, workspace.data}, inputs, outputs);
   return p;
@@ -244,6 +245,26 @@ TEST_P(AttentionOnEachIsa, SameBitsForAnyNumberOfThreads) {
   }
 }
 
+TEST_P(AttentionOnEachIsa, SameBitsHoweverManyHeadsGoTogether) {
+  cpu::force_isa(GetParam());
+  int grouped = 0;
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    const Operands o = random_operands(seed);
+    if (o.call.heads() == o.call.key_heads()) continue;
+    ++grouped;
+    const Produced together = run_kernels(o, std::mt19937(seed));
+    const int64_t head_floats = std::max<int64_t>(1, o.call.query_len() * o.call.head_dim());
+    for (int64_t floats : {int64_t{1}, 4 * head_floats})
+      for (int threads : {1, 2, 5}) {
+        set_thread_count(threads);
+        const Produced passes = run_kernels(o, std::mt19937(seed), floats);
+        for (size_t i = 0; i < 6; ++i) EXPECT_EQ(together.gradients[i].bytes, passes.gradients[i].bytes) << seed << " gradient " << i;
+      }
+    set_thread_count(0);
+  }
+  EXPECT_GT(grouped, 10);
+}
+
 // Calls given by their sizes; everything else contiguous and plain unless `change` says otherwise.
 template <class F>
 Operands plain_operands(DType dtype, int64_t batch, int64_t heads, int64_t key_heads, int64_t q, int64_t k, int64_t d, const F& change) {
@@ -304,6 +325,42 @@ TEST_P(AttentionOnEachIsa, IgnoresWhatLiesPastAKeyLength) {
           for (int64_t c = 0; c < 16; ++c) EXPECT_EQ(p.out.get({1, h, i, c}), 0.0);
         }
     }
+}
+
+// Scratch grows with the length, and stays below 64 MiB at 16,384 unless the gradient of a full bias is asked for.
+TEST_P(AttentionOnEachIsa, NeedsAtMost64MiBAtLength16384) {
+  cpu::force_isa(GetParam());
+  set_thread_count(2);
+  constexpr int64_t length = 16384, heads = 8;
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (int64_t dims : {64, 128, 256})
+      for (int64_t key_heads : {8, 2, 1})
+        for (const char* form : {"plain", "causal", "window", "softcap", "bool mask", "bias", "learned bias a key", "learned bias a query", "sink and slopes", "dropout", "packed"}) {
+          const std::string name = form;
+          SdpaCall call;
+          call.query = contiguous_type(dtype, {1, heads, length, dims});
+          call.key = call.value = contiguous_type(dtype, {1, key_heads, length, dims});
+          call.scale = 0.1;
+          call.training = true;
+          if (name == "causal") call.is_causal = true;
+          if (name == "window") call.window_left = 1000, call.window_right = 0;
+          if (name == "softcap") call.softcap = 30;
+          if (name == "bool mask") call.mask = contiguous_type(DType::boolean, {1, 1, length, length});
+          if (name == "bias") call.mask = contiguous_type(dtype, {1, heads, length, length});
+          if (name == "learned bias a key") call.mask = contiguous_type(dtype, {1, heads, 1, length});
+          if (name == "learned bias a query") call.mask = contiguous_type(dtype, {1, heads, length, 1});
+          if (name == "sink and slopes") call.sink = call.alibi_slopes = contiguous_type(DType::f32, {heads});
+          if (name == "dropout") call.dropout_p = 0.1, call.seed = contiguous_type(DType::i64, {2});
+          if (name == "packed") call.query_offsets = call.key_offsets = contiguous_type(DType::i32, {5});
+          const TensorType lse = contiguous_type(DType::f32, {1, heads, length});
+          cpu::SdpaGradientTypes wanted = {&call.query, &call.key, &call.value};
+          if (name.find("learned") == 0) wanted[3] = &*call.mask;
+          if (call.sink) wanted[4] = wanted[5] = &*call.sink;
+          SCOPED_TRACE(name + " " + to_string(call.query) + " key heads " + std::to_string(key_heads));
+          EXPECT_LE(cpu::make_attention_forward(call, call.query, &lse)->workspace_bytes(), size_t{64} << 20);
+          EXPECT_LE(cpu::make_attention_backward(call, call.query, call.query, wanted)->workspace_bytes(), size_t{64} << 20);
+        }
+  set_thread_count(0);
 }
 
 TEST(AttentionRefusal, NamesArgumentFoundAndLimit) {
