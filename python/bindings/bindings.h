@@ -21,6 +21,7 @@ void bind_compile(nb::module_& m);    // compile.cpp: compile(), Compiled
 void bind_replay(nb::module_& m);     // replay.cpp: traces as files
 void bind_autograd(nb::module_& m);   // autograd.cpp: the two directions of a torch.autograd.Function
 void bind_testing(nb::module_& m);    // testing.cpp: the conformance suite of executors
+void bind_program_call(nb::module_& m);  // program_call.cpp: a compiled graph as Dynamo's code calls it
 void bind_sdpa(nb::module_& m);       // sdpa.cpp: attention's own entry
 
 // In a catch block of a C function that Python calls: makes the exception Python's. Null, to be returned.

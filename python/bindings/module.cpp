@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   fulmen::python::bind_claims(m);
   fulmen::python::bind_compile(m);
   fulmen::python::bind_autograd(m);
+  fulmen::python::bind_program_call(m);
   fulmen::python::bind_sdpa(m);
   fulmen::python::bind_replay(m);
   fulmen::python::bind_testing(m);

@@ -35,6 +35,7 @@ bool TorchState::Question::yes() const {
 }
 
 void TorchState::load() {
+  if (loaded()) return;
   parameter_type_ = attribute_of("torch.nn", "Parameter", true);
   requires_grad_name_ = PyUnicode_InternFromString("requires_grad");
   grad_enabled_.load("torch", "is_grad_enabled", true);

@@ -22,6 +22,12 @@ class _SecondDerivative(torch.autograd.Function):
         raise UnsupportedError(ctx.message)
 
 
+def mark_second_derivatives(message, made, watched):
+    """The gradients `made` as a tuple; differentiating them again raises UnsupportedError(message)."""
+    tensors = [t for t in watched if t is not None and t.requires_grad]
+    return _SecondDerivative.apply(message, len(made), *made, *tensors)
+
+
 def make_function(name, second_derivative):
     """A torch.autograd.Function for C++ to call; `second_derivative` is the text of the error for one."""
 
@@ -37,8 +43,7 @@ def make_function(name, second_derivative):
             raise UnsupportedError(f"{name}: forward-mode derivatives are not supported; use PyTorch's own operations for them")
 
     def watched(self, made, saved, incoming):
-        tensors = [t for t in (*saved, *incoming) if t is not None and t.requires_grad]
-        return _SecondDerivative.apply(second_derivative, len(made), *made, *tensors)
+        return mark_second_derivatives(second_derivative, made, (*saved, *incoming))
 
     context = type(Compiled._backward_cls)(
         f"{name}Backward", (Compiled._backward_cls,), {"__slots__": ("state",), "watched": watched}

@@ -69,14 +69,20 @@ class _Function:
     def __init__(self, function, executors, autocast, dynamic):
         self.function, self.options = function, (executors, autocast, dynamic)
         self.torch_form = self.array_form = None
+        self.torch_types = ()
         functools.update_wrapper(self, function)
 
     def __call__(self, *args, **kwargs):
+        if self.torch_form is not None:
+            for x in args:  # mostly the first is a tensor, and looking through everything costs more than the call
+                if type(x) in self.torch_types:
+                    return self.torch_form(*args, **kwargs)
         from fulmen._arrays import TracedFunction, flatten
 
         torch = sys.modules.get("torch")
         if torch is not None and any(isinstance(x, (torch.Tensor, torch.nn.Module)) for x in flatten((args, kwargs))[0]):
             if self.torch_form is None:
+                self.torch_types = (torch.Tensor, torch.nn.Parameter)
                 self.torch_form = _compile_torch(self.function, *self.options)
             return self.torch_form(*args, **kwargs)
         if self.array_form is None:

@@ -119,7 +119,7 @@ def fulmen_backend(module: torch.fx.GraphModule, example_inputs, *, mode=None, o
     if not recorded.fallbacks:
         whole = make_part(module, modes, "program")
         whole.adopt(example_inputs, recorded)
-        return whole
+        return whole.only or whole  # with fixed sizes there is one program, and nothing to choose
     _tell(recorded)
     mixed = partition(module, recorded, modes, lambda graph, part_modes, name: _PartModule(make_part(graph, part_modes, name)))
     return mixed.forward

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from .. import _core
+from .._autograd import make_function, mark_second_derivatives
 from .record import RecordedGraph
 
 
@@ -37,23 +38,16 @@ def _hooks_lose_attributes() -> bool:
     return hooks is not None and not getattr(hooks[0], "__module__", "").startswith("torch.utils.checkpoint")
 
 
-class _SecondDerivative(torch.autograd.Function):
-    """Gradients made with create_graph=True: usable as numbers, a clear error when differentiated again."""
-
-    @staticmethod
-    def forward(ctx, count, *tensors):
-        return tuple(None if t is None else t.view_as(t) for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise _core.UnsupportedError(
-            "second derivative: a program compiled by fulmen has first derivatives only; "
-            "run this part of the model without torch.compile to differentiate it twice"
-        )
+_NO_SECOND_DERIVATIVE = (
+    "second derivative: a program compiled by fulmen has first derivatives only; "
+    "run this part of the model without torch.compile to differentiate it twice"
+)
+_Program = make_function("FulmenProgram", _NO_SECOND_DERIVATIVE)
 
 
 class _Run(torch.autograd.Function):
-    """`inputs` is the list of all inputs; `with_grad` are those of them that gradients are made for, once more."""
+    """For calls that C++ doesn't take (program_call.cpp): saved values go through hooks on saved tensors.
+    `inputs` is the list of all inputs; `with_grad` are those of them that gradients are made for, once more."""
 
     @staticmethod
     def forward(ctx, runner, inputs, *with_grad):
@@ -75,8 +69,7 @@ class _Run(torch.autograd.Function):
             with torch.no_grad():
                 made = runner.compiled.backward(saved, grads, inputs)
             made = [made[i] for i in runner.grad_places]
-            watched = [t for t in (*inputs, *grads) if t is not None and t.requires_grad]
-            return (None, None, *_SecondDerivative.apply(len(made), *made, *watched))
+            return (None, None, *mark_second_derivatives(_NO_SECOND_DERIVATIVE, made, (*inputs, *grads)))
         made = runner.compiled.backward(saved, grads, inputs)
         return (None, None, *[made[i] for i in runner.grad_places])
 
@@ -112,6 +105,16 @@ class Runner:
         leaves = list(range(len(recorded.results)))
         flat = torch.utils._pytree.tree_unflatten(leaves, recorded.result_spec)
         self.flat = flat == tuple(leaves) or flat == leaves
+
+    def callable(self):
+        """What callers should call: C++ where it takes such graphs, else this runner."""
+        if not (self.plain and self.flat):
+            return self
+        seed = draw_seed if self.recorded.has_seed else None
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks
+        return _core.program_call(
+            self.compiled, _Program, self, seed, hooks, list(self.places), self.constants, self.grad_places, self.whole_numbers, self.order
+        )
 
     def __call__(self, *args):
         if self.takes_all and len(args) == self.argument_count:

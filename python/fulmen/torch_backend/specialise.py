@@ -75,7 +75,7 @@ class Part:
         examples = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
         self.symbolic = [place for place, value in enumerate(examples) if value is None or _is_symbolic(value)]
 
-    def compile(self, recorded: RecordedGraph) -> Runner:
+    def compile(self, recorded: RecordedGraph):
         options = self.options
         how = dict(
             executors=options.executors, training=recorded.needs_grad and self.modes.grad_enabled,
@@ -84,7 +84,7 @@ class Part:
         compiled = _core.compile(recorded.trace, keep_texts=options.keep_texts, **how)
         if self.on_compiled is not None:
             self.on_compiled(MadeProgram(recorded.trace, compiled, how))
-        return Runner(recorded, compiled)
+        return Runner(recorded, compiled).callable()
 
     def adopt(self, arguments, recorded: RecordedGraph) -> None:
         """Takes a recording that was made for these arguments already."""
@@ -93,7 +93,7 @@ class Part:
     def _key(self, arguments) -> tuple:
         return tuple(_layout(arguments[place]) for place in self.symbolic)
 
-    def _keep(self, arguments, runner: Runner) -> Runner:
+    def _keep(self, arguments, runner):
         if self.symbolic:
             self.programs[self._key(arguments)] = runner
         else:
