@@ -1,5 +1,6 @@
 #include "buffer_pool.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -39,7 +40,12 @@ void* allocate_small(size_t bytes) {
 }  // namespace
 
 BufferPool& BufferPool::instance() {
-  static BufferPool* pool = new BufferPool();
+  static BufferPool* pool = [] {
+    auto* made = new BufferPool();
+    // A fork while another thread is in here must not leave the child with a lock that nobody gives back.
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); }, [] { instance().mutex_.unlock(); });
+    return made;
+  }();
   return *pool;
 }
 

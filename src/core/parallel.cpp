@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
@@ -58,6 +59,7 @@ OpenMp load_openmp() {
 }
 
 std::atomic<const OpenMp*> runtime{nullptr};
+std::mutex rescan_mutex;
 
 // The runtime is never unloaded, so neither is this small record.
 const OpenMp& openmp() {
@@ -136,10 +138,30 @@ class Pool {
 };
 
 // Lives as long as the process: its sleeping threads must not outlive it, so it is never destroyed.
+std::atomic<Pool*> pool{nullptr};
+
 Pool& own_pool() {
-  static Pool* pool = new Pool;
-  return *pool;
+  if (Pool* made = pool.load(std::memory_order_acquire)) return *made;
+  auto mine = std::make_unique<Pool>();
+  Pool* none = nullptr;
+  if (pool.compare_exchange_strong(none, mine.get(), std::memory_order_acq_rel)) return *mine.release();
+  return *none;
 }
+
+// A process made by fork() has one thread: nobody would wake in the pool that it inherits, and GCC's OpenMP runtime waits
+// for its dead threads for ever. The child starts a pool of its own and leaves the OpenMP runtime alone.
+std::atomic<bool> is_forked{false};
+
+const bool fork_handlers = [] {
+  return pthread_atfork([] { rescan_mutex.lock(); }, [] { rescan_mutex.unlock(); },
+                        [] {
+                          rescan_mutex.unlock();
+                          is_forked.store(true);
+                          pool.store(nullptr);  // the inherited one is left as it is: its locks may be held
+                        }) == 0;
+}();
+
+bool uses_openmp() { return openmp().usable() && !is_forked.load(std::memory_order_relaxed); }
 
 struct Guarded {
   parallel_detail::Body body;
@@ -164,8 +186,7 @@ struct Guarded {
 }  // namespace
 
 void rescan_openmp_runtime() {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(rescan_mutex);
   const OpenMp* current = runtime.load();
   if (current && current->usable()) return;
   if (current) {
@@ -190,7 +211,7 @@ int thread_count() {
 
 void set_thread_count(int count) { requested_threads.store(count > 0 ? count : 0); }
 
-const char* thread_backend() { return openmp().usable() ? "OpenMP runtime in process" : "own pool"; }
+const char* thread_backend() { return uses_openmp() ? "OpenMP runtime in process" : "own pool"; }
 
 namespace parallel_detail {
 
@@ -200,7 +221,7 @@ void run(int threads, Body body, void* context) {
     return;
   }
   Guarded guarded{body, context, &openmp(), {}, {}};
-  if (guarded.omp->usable()) {
+  if (uses_openmp()) {
     guarded.omp->parallel(
         [](void* data) {
           auto& region = *static_cast<Guarded*>(data);
