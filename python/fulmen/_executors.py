@@ -67,6 +67,9 @@ def cache_info():
 
 
 def clear_caches():
-    """Drops attention's programs and gives kept memory back to the system."""
+    """Drops attention's programs and the answers kept by fulmen.claims, and gives kept memory back to the system."""
+    from fulmen._claims import _known
+
+    _known.clear()
     _core.sdpa_cache_clear()
     _core.release_memory()

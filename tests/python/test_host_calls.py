@@ -213,3 +213,20 @@ def test_a_function_of_jit_takes_arrays_after_tensors():
     assert torch.equal(f(torch.ones(3)), torch.full((3,), 2.0))
     assert np.array_equal(f(np.ones(3, np.float32)), np.full(3, 2.0, np.float32))
     assert torch.equal(f(torch.nn.Parameter(torch.ones(3))), torch.full((3,), 2.0))
+
+
+def test_a_claim_asked_before_is_kept_and_others_are_not_mistaken_for_it():
+    def ask(**more):
+        return fulmen.claims("sdpa", q="f32[1,2,8,16]", k="f32[1,2,8,16]", v="f32[1,2,8,16]", target="cpu", **more)
+
+    fulmen.clear_caches()
+    first, again = ask(training=True), ask(training=True)
+    assert first.to_dict() == again.to_dict() and first[0] is again[0]
+    again.answers.clear()
+    assert len(ask(training=True)) == len(first)
+    assert ask(training=False).training is False
+    assert len(ask(training=True, executors=["cpu"])) == 1
+    with pytest.raises(fulmen.Error):
+        ask(training=True, dropout_p=2.0)
+    fulmen.clear_caches()
+    assert ask(training=True)[0] is not first[0]

@@ -29,6 +29,21 @@ def _sum_of_all(*tensors):
     return total
 
 
+def _program(device, inputs):
+    """The compiled graph itself, as Dynamo's generated code calls it once its guards have held."""
+    from fulmen.torch_backend import fulmen_backend
+
+    made = []
+
+    def backend(module, examples):
+        made.append(fulmen_backend(module, examples))
+        return made[-1]
+
+    with torch.no_grad():
+        torch.compile(lambda *tensors: _sum_of_all(*tensors), backend=backend)(*inputs)
+    return lambda: made[0](*inputs)
+
+
 def rows(device, peers, only, repeats, dtypes):
     attention = torch.nn.functional.scaled_dot_product_attention
     x = torch.randn(1, 1, 8, 16, device=device)
@@ -56,6 +71,8 @@ def rows(device, peers, only, repeats, dtypes):
         ("sdpa (1,1,8,16), forward and backward", training(fulmen.sdpa), {"torch": training(attention)}),
         ("sum of 16 small tensors, compiled", without_grad(lambda: compiled(*sixteen)), {"torch": without_grad(lambda: _sum_of_all(*sixteen))}),
     ]
+    if device == "cpu":
+        cases.append(("sum of 16 small tensors, the program alone", without_grad(_program(device, sixteen)), {}))
     if "inductor" in peers:
         inductor = torch.compile(_sum_of_all)
         cases[2][2]["inductor"] = without_grad(lambda: inductor(*sixteen))
