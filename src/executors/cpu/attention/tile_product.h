@@ -29,7 +29,7 @@ struct FloatDot {
 #if defined(__AVX512BF16__)
 struct PairDot {
   using Element = uint32_t;
-  static FULMEN_INLINE __m512i broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+  static FULMEN_INLINE __m512i broadcast(const void* p) { int pair; std::memcpy(&pair, p, 4); return _mm512_set1_epi32(pair); }  // any alignment
   static FULMEN_INLINE __m512i load_right(const uint32_t* p) { return _mm512_loadu_si512(p); }
   static FULMEN_INLINE vfloat dot(__m512i a, __m512i b, vfloat c) {
     return (vfloat)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
