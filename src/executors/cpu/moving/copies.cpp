@@ -1,4 +1,4 @@
-// cat, pad, slice_scatter: strided copies into parts of the result.
+// cat, pad, slice_scatter, flip: strided copies into parts of the result.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -37,7 +37,7 @@ class CopyKernel final : public Kernel {
   struct Part {
     size_t input;
     Dims shape, from, to;
-    int64_t to_offset = 0;
+    int64_t to_offset = 0, from_offset = 0;
   };
   CopyKernel(const TensorType& out, std::vector<Part> parts, std::vector<uint8_t> fill = {})
       : out_(out), parts_(std::move(parts)), fill_(std::move(fill)) {}
@@ -45,7 +45,7 @@ class CopyKernel final : public Kernel {
     const size_t bytes = dtype_bytes(out_.dtype);
     if (!fill_.empty()) fill_strided(bytes, out_.shape, fill_.data(), {outputs[0], 0, out_.strides});
     for (const Part& part : parts_)
-      copy_strided(bytes, part.shape, {const_cast<void*>(inputs[part.input]), 0, part.from}, {outputs[0], part.to_offset, part.to});
+      copy_strided(bytes, part.shape, {const_cast<void*>(inputs[part.input]), part.from_offset, part.from}, {outputs[0], part.to_offset, part.to});
   }
 
  private:
@@ -89,6 +89,18 @@ std::unique_ptr<Kernel> make_copy_kernel(const Call& call) {
     strides[dim] *= call.attrs->has("step") ? call.attrs->get_int("step") : 1;
     parts.push_back({0, x.shape, x.strides, out.strides, 0});
     parts.push_back({1, src.shape, src.strides, strides, begin * out.strides[dim]});
+    return std::make_unique<CopyKernel>(out, std::move(parts));
+  }
+  if (op == "flip") {
+    const TensorType& x = *call.inputs[0];
+    CopyKernel::Part part{0, x.shape, x.strides, out.strides};
+    if (x.element_count() > 0)
+      for (int64_t dim : call.attrs->get_dims("dims")) {
+        const auto d = static_cast<size_t>(dim < 0 ? dim + x.rank() : dim);
+        part.from_offset += (x.shape[d] - 1) * part.from[d];
+        part.from[d] = -part.from[d];
+      }
+    parts.push_back(std::move(part));
     return std::make_unique<CopyKernel>(out, std::move(parts));
   }
   return nullptr;

@@ -6,14 +6,17 @@
 namespace fulmen::cpu {
 
 bool is_moving_op(const Call& call) {
-  static constexpr std::string_view ops[] = {"cat", "pad", "slice_scatter", "gather", "index_select", "embedding", "embedding_grad",
-                                             "arange", "uniform"};
+  static constexpr std::string_view ops[] = {"cat", "pad", "slice_scatter", "flip", "gather", "index_select", "index", "embedding",
+                                             "embedding_grad", "index_put", "index_add", "scatter", "scatter_add", "cumsum", "cumprod",
+                                             "sort", "topk", "arange", "uniform"};
   return std::find(std::begin(ops), std::end(ops), call.op->name) != std::end(ops);
 }
 
 std::unique_ptr<Kernel> make_moving_kernel(const Call& call) {
   if (auto kernel = make_copy_kernel(call)) return kernel;
   if (auto kernel = make_lookup_kernel(call)) return kernel;
+  if (auto kernel = make_write_kernel(call)) return kernel;
+  if (auto kernel = make_line_kernel(call)) return kernel;
   return make_source_kernel(call);
 }
 
