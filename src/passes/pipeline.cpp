@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "ir/print.h"
@@ -52,14 +53,32 @@ bool has_own_gradient(const Trace&, const Node& node) {
   return !node.executor.empty() || !std::holds_alternative<ByDecomposition>(op_of(node).gradient);
 }
 
-// Composites that an executor claims, now or already, stay whole.
-Trace decompose_unclaimed(const Trace& trace, const PipelineOptions& options) {
+bool is_claimed(const Trace& trace, const Node& node, const PipelineOptions& options) {
+  if (!node.executor.empty()) return true;
+  Call call = call_of(trace, node);
+  call.deterministic = options.deterministic;
+  return claim_call(call, options.executors, options.target).winner != nullptr;
+}
+
+// Composites that an executor claims, now or already, stay whole, but for those that make a value of `refused`.
+Trace decompose_unclaimed(const Trace& trace, const PipelineOptions& options, const std::unordered_set<ValueId>& refused = {}) {
   return decompose(trace, [&](const Trace& now, const Node& node) {
-    if (!node.executor.empty()) return true;
-    Call call = call_of(now, node);
-    call.deterministic = options.deterministic;
-    return claim_call(call, options.executors, options.target).winner != nullptr;
+    return (node.outputs.empty() || !refused.count(node.outputs[0])) && is_claimed(now, node, options);
   });
+}
+
+// The first results of composites that were claimed with contiguous operands and that nobody claims as their operands lie
+// now that some of them are views.
+std::unordered_set<ValueId> refused_as_laid_out(const Trace& trace, const PipelineOptions& options) {
+  std::unordered_set<ValueId> refused;
+  for (const Node& node : trace.nodes) {
+    if (!node.executor.empty() || !std::holds_alternative<Decomposition>(op_of(node).meaning)) continue;
+    const bool strided = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+      return id != no_value && !trace.type(id).is_contiguous();
+    });
+    if (strided && !is_claimed(trace, node, options)) refused.insert(node.outputs[0]);
+  }
+  return refused;
 }
 
 // The second half, the same for both directions: from a trace with nothing but forward semantics to claimed nodes.
@@ -70,9 +89,16 @@ Trace lower(Trace trace, const PipelineOptions& options, std::string_view direct
   trace = runner.run("decompose", trace, [&](const Trace& t) { return decompose_unclaimed(t, options); }, false);
   trace = canonicalise(std::move(trace), runner);
   // Views before fusion: a fusion reads its operands by their strides.
-  trace = runner.run("alias_views", trace, [&](const Trace& t) {
-    return alias_views(t, options.free_layouts ? 0 : contiguous_outputs, options.free_layouts);
-  }, false);
+  while (true) {
+    Trace viewed = alias_views(trace, options.free_layouts ? 0 : contiguous_outputs, options.free_layouts);
+    const std::unordered_set<ValueId> refused = refused_as_laid_out(viewed, options);
+    if (refused.empty()) {
+      trace = runner.run("alias_views", viewed, [](const Trace& t) { return t; }, false);
+      break;
+    }
+    trace = runner.run("decompose", trace, [&](const Trace& t) { return decompose_unclaimed(t, options, refused); }, false);
+    trace = canonicalise(std::move(trace), runner);
+  }
   // Claims before fusion, so that an executor that stands earlier in the list keeps what it claims; fusion joins
   // neighbours of one executor and claims the whole.
   trace = runner.run("claim_nodes", trace, [&](const Trace& t) {
