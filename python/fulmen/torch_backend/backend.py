@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .._executors import resolve
+from .bodies import runs_in_transform
+from .bridge import Runner
 from .partition import partition
 from .record import Fallback, Modes, RecordedGraph, record
 from .specialise import Options, Part
@@ -108,21 +110,65 @@ def fulmen_backend(module: torch.fx.GraphModule, example_inputs, *, mode=None, o
     _announce(report)
     if _on_cuda(example_inputs):
         return _cuda_graph(module, report)
-    modes = Modes.ambient()
-    recorded = report.recorded = record(module, example_inputs, modes)
-    if recorded.node_count == 0:
+    if runs_in_transform(example_inputs):
+        return _left_whole(module, report, "it is inside a torch.func transform")
+    compiler = _Compiler(report, options)
+    recorded = report.recorded = record(module, example_inputs, Modes.ambient())
+    if not recorded.node_count and not recorded.eager_nodes:
         return module.forward
-
-    def make_part(graph: torch.fx.GraphModule, part_modes: Modes, name: str) -> Part:
-        return Part(graph, part_modes, options, name, report.programs.append)
-
-    if not recorded.fallbacks:
-        whole = make_part(module, modes, "program")
+    if not recorded.eager_nodes:
+        whole = compiler.part(module, Modes.ambient(), "program")
         whole.adopt(example_inputs, recorded)
-        return whole.only or whole  # with fixed sizes there is one program, and nothing to choose
+        # With fixed sizes there is one program, and nothing to choose; one that writes to its arguments looks at them first.
+        return whole if whole.only is None or isinstance(whole.only, Runner) else whole.only
+    mixed = compiler.mixed(module, recorded, Modes.ambient())
     _tell(recorded)
-    mixed = partition(module, recorded, modes, lambda graph, part_modes, name: _PartModule(make_part(graph, part_modes, name)))
     return mixed.forward
+
+
+def _left_whole(module: torch.fx.GraphModule, report: Report, reason: str):
+    """The graph as PyTorch's own, every call listed."""
+    for node in module.graph.nodes:
+        if node.op in ("call_function", "call_method", "call_module"):
+            report.recorded.node_count += 1
+            report.recorded.fallbacks.append(Fallback(node.format_node() or str(node), str(node.target), reason))
+            report.recorded.eager_nodes[node] = reason
+    return module.forward
+
+
+class _Compiler:
+    """Makes the parts of one graph, and of the graphs that its calls carry; all of them join one report."""
+
+    def __init__(self, report: Report, options: Options):
+        self.report = report
+        self.options = options
+
+    def part(self, graph: torch.fx.GraphModule, modes: Modes, name: str) -> Part:
+        def on_left(part, reason):
+            self.report.recorded.fallbacks.append(Fallback(part.name, part.name, reason))
+
+        return Part(graph, modes, self.options, name, self.report.programs.append, on_left)
+
+    def mixed(self, module: torch.fx.GraphModule, recorded: RecordedGraph, modes: Modes) -> torch.fx.GraphModule:
+        return partition(module, recorded, modes, lambda *part: _PartModule(self.part(*part)), self.body)
+
+    def body(self, module: torch.fx.GraphModule, modes: Modes, name: str) -> torch.fx.GraphModule:
+        """A graph that a call carries (bodies.py): as one part, or cut like the outer one."""
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        examples = [node.meta.get("example_value") for node in placeholders]
+        whole = self.report.recorded
+        if all(example is not None for example in examples):
+            recorded = record(module, examples, modes, name)
+            whole.node_count += recorded.node_count
+            if recorded.eager_nodes:
+                mixed = self.mixed(module, recorded, modes)
+                whole.fallbacks += recorded.fallbacks
+                return mixed
+        else:  # recorded with the tensors of its first call
+            whole.node_count += sum(1 for node in module.graph.nodes if node.op.startswith("call_"))
+        graph = torch.fx.Graph()
+        graph.output(graph.call_module("part", tuple(graph.placeholder(node.name) for node in placeholders)))
+        return torch.fx.GraphModule({"part": _PartModule(self.part(module, modes, name))}, graph)
 
 
 class _PartModule(torch.nn.Module):
@@ -133,10 +179,13 @@ class _PartModule(torch.nn.Module):
         self.__dict__["part"] = part
 
     def forward(self, *arguments):
-        return self.part(*arguments)
+        results = self.part(*arguments)
+        return tuple(results) if isinstance(results, list) else results
 
 
 def _tell(recorded: RecordedGraph) -> None:
+    if not recorded.fallbacks:
+        return
     calls: dict = {}
     for fallback in recorded.fallbacks:
         calls.setdefault((fallback.call, fallback.reason), 0)

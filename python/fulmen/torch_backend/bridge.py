@@ -96,8 +96,9 @@ class Runner:
         with_grad = set(compiled.grad_outputs)
         self.whole_numbers = [i for i in range(compiled.output_count) if i not in with_grad]
         input_of = {argument: i for i, argument in enumerate(places)}
-        mutated = {input_of[argument] for argument, _ in recorded.mutations}
+        mutated = {input_of[argument] if argument >= 0 else len(places) + ~argument for argument, _ in recorded.mutations}
         self.cloned = sorted(mutated & set(self.saved_places)) if self.training else []
+        self.written = [argument for argument, _ in recorded.mutations if argument >= 0] if len(places) > 1 else []
         self.plain = not recorded.mutations and all(r.kind == "output" and not r.steps for r in recorded.results)
         order = [r.index for r in recorded.results]
         self.in_order = self.plain and order == list(range(compiled.output_count))
@@ -136,21 +137,24 @@ class Runner:
             return outputs
         return self._results(args, outputs)
 
+    def _source(self, args, index: int) -> torch.Tensor:
+        return args[index] if index >= 0 else self.constants[~index]
+
     def _results(self, args, outputs):
         recorded = self.recorded
         for argument, output in recorded.mutations:
-            new = outputs[output]
+            new, old = outputs[output], self._source(args, argument)
             if new.requires_grad:
-                args[argument].copy_(new)
+                old.copy_(new)
             else:
                 with torch.no_grad():
-                    args[argument].copy_(new)
+                    old.copy_(new)
         leaves = []
         for result in recorded.results:
             if result.kind == "value":
                 leaves.append(result.value)
                 continue
-            tensor = outputs[result.index] if result.kind == "output" else args[result.index]
+            tensor = outputs[result.index] if result.kind == "output" else self._source(args, result.index)
             for step in result.steps:
                 tensor = step.on_torch(tensor)
             leaves.append(tensor)

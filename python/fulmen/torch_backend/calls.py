@@ -50,6 +50,9 @@ _IGNORED = {
     "divisor_override": (None,),
 }
 
+# Tensor methods whose arguments are not those of the ATen call of their name.
+_NOT_ATENS = ("size", "type", "to", "index", "new", "normal", "uniform")
+
 _FIRST_OPERAND = ("input", "self")
 _SECOND_OPERAND = ("other", "exponent", "mat2", "vec2", "tensor2")
 
@@ -159,7 +162,7 @@ class InPlace:
 
 @lru_cache(maxsize=1)
 def _table() -> dict:
-    from . import calls_creation, calls_indexing, calls_math, calls_network, calls_views  # noqa: F401  they register
+    from . import calls_aten, calls_creation, calls_indexing, calls_math, calls_network, calls_views  # noqa: F401  they register
 
     table: dict = {}
     for op, operands, attributes, names in _core.op_signatures():
@@ -201,7 +204,22 @@ def find(op: str, target):
             return handler
     if op == "call_function" and getattr(target, "__objclass__", None) is torch._C.TensorBase:
         return table.get(name)
+    if isinstance(target, torch._ops.OpOverload):
+        return _find_aten(table, target)
     return None
+
+
+def _find_aten(table: dict, target):
+    """The handler of an ATen call: that of torch.NAME or Tensor.NAME, whose arguments are ATen's."""
+    space, _, name = target._schema.name.partition("::")
+    if space not in ("aten", "prims") or name.startswith("upsample"):
+        return None
+    for root in (torch, torch._C._nn, getattr(torch, "special", None)):
+        handler = table.get(getattr(root, name, None))
+        if handler is not None:
+            return handler
+    handler = find("call_method", name)
+    return handler if name not in _NOT_ATENS else None
 
 
 def mapped_calls() -> list:

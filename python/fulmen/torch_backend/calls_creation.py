@@ -117,7 +117,7 @@ def _arange(r: Recording, *args, **kwargs):
 @call("torch.linspace")
 def _linspace(r: Recording, start, end, steps, **kwargs):
     dtype = _made(r, kwargs, _default_float())
-    return r.constant(torch.linspace(start, end, steps, dtype=TORCH_DTYPES[dtype]))
+    return r.copy(r.constant(torch.linspace(start, end, steps, dtype=TORCH_DTYPES[dtype])))  # a copy: it may be written to
 
 
 @call("torch.eye")

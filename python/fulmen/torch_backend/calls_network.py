@@ -6,17 +6,12 @@ import torch
 
 from .calls import call, ignore
 from .recording import FLOATS, Recording, dtype_name
-from .values import Traced, Unmapped
+from .values import NotTakenApart, Traced, Unmapped
 
 
 @call("torch.nn.functional.linear", "torch._C._nn.linear")
 def _linear(r: Recording, input, weight, bias=None):
     return r.emit("linear", input, weight, bias)
-
-
-@call("torch.nn.functional.bilinear", "torch.bilinear")
-def _bilinear(r: Recording, input1, input2, weight, bias=None):
-    raise Unmapped("op bilinear is not in the catalogue")
 
 
 @call("torch.nn.functional.layer_norm", "torch.layer_norm")
@@ -105,9 +100,9 @@ def _channel_dropout(r: Recording, input, p=0.5, training=True, inplace=False):
 @call("torch.nn.functional.embedding")
 def _embedding(r: Recording, input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     if max_norm is not None:
-        raise Unmapped("embedding with max_norm changes its weights")
+        raise NotTakenApart("embedding with max_norm changes its weights")
     if scale_grad_by_freq or sparse:
-        raise Unmapped("embedding with scale_grad_by_freq or sparse gradients")
+        raise NotTakenApart("embedding with scale_grad_by_freq or sparse gradients")
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     attributes = {} if padding_idx is None else {"padding_idx": padding_idx}

@@ -16,9 +16,12 @@ import torch
 from torch.fx.node import map_arg
 
 from .. import _core
+from .bodies import has_bodies, nodes_in_transforms
 from .calls import describe, find
+from .expand import expand
+from .overlap import overlap
 from .recording import TORCH_DTYPES, Recording, dtype_name, known
-from .values import Traced, Unmapped
+from .values import NotTakenApart, Traced, Unmapped
 
 
 @dataclass
@@ -49,14 +52,14 @@ class Result:
     """One leaf of what the graph returns."""
 
     kind: str  # "output", "input", "value"
-    index: int = 0  # of the trace output or the caller's argument
+    index: int = 0  # of the trace output or the caller's argument; ~k for constant k
     steps: tuple = ()  # view steps from there
     value: object = None
 
 
 @dataclass
 class RecordedGraph:
-    """A recorded graph. `trace` is None if `fallbacks` are listed: then no part of it has been compiled yet."""
+    """A recorded graph. `trace` is None if `eager_nodes` has nodes: then no part of it has been compiled yet."""
 
     trace: object = None
     fallbacks: list[Fallback] = field(default_factory=list)
@@ -66,9 +69,9 @@ class RecordedGraph:
     has_seed: bool = False
     results: list[Result] = field(default_factory=list)
     result_spec: object = None
-    mutations: list[tuple[int, int]] = field(default_factory=list)  # (caller's argument, trace output) to copy back
+    mutations: list[tuple[int, int]] = field(default_factory=list)  # (caller's argument or ~constant, trace output) to copy back
     needs_grad: bool = False  # whether some output carries a gradient
-    eager_nodes: dict = field(default_factory=dict)  # fx node -> reason
+    eager_nodes: dict = field(default_factory=dict)  # fx node -> reason; what PyTorch runs, calls of bodies.py included
 
     @property
     def coverage(self) -> float:
@@ -122,6 +125,9 @@ _METHODS = {
     "get_device": None,
 }
 
+# How often a call is taken apart again (expand.py).
+_DEPTH = 6
+
 _PAIR_FIELDS = {"values": 0, "indices": 1}
 
 
@@ -140,6 +146,7 @@ class GraphRecorder:
         self.env: dict = {}
         self.argument_inputs: dict[int, Traced] = {}
         self.storages: dict = {}
+        self.transformed = nodes_in_transforms(self.graph)
         self._autocast_stack: list = []
         self.recording.recorder.set_autocast(modes.autocast)
         self.recording.recorder.grad_enabled = modes.grad_enabled
@@ -163,7 +170,7 @@ class GraphRecorder:
             else:
                 self._step(node)
         recorded = self.recorded
-        if recorded.fallbacks:
+        if recorded.eager_nodes:
             return recorded
         recorded.constants = self.recording.constants
         recorded.has_seed = self.recording.recorder.has_seed
@@ -177,12 +184,19 @@ class GraphRecorder:
             self.recorded.tensor_arguments.append(place)
             self.argument_inputs[place] = traced
             traced.memory.input_index = place
-            storage = _storage_of(value)
-            if storage is not None:
-                first = self.storages.setdefault(storage, traced.memory)
-                first.shared = traced.memory.shared = first is not traced.memory or first.shared
+            self._note_storage(value, traced)
             value = traced
         self.env[node] = value
+
+    def _note_storage(self, value: torch.Tensor, traced: Traced) -> None:
+        """Inputs that share memory: none of them can be written to."""
+        storage = _storage_of(value)
+        if storage is None:
+            return
+        for other, memory in self.storages.setdefault(storage, []):
+            if memory is not traced.memory and overlap(value, other):
+                memory.shared = traced.memory.shared = True
+        self.storages[storage].append((value, traced.memory))
 
     def _step(self, node) -> None:
         if node.op == "get_attr":
@@ -190,11 +204,24 @@ class GraphRecorder:
             return
         if self._mode_call(node):
             return
+        if has_bodies(node):
+            self._border(node)
+            return
         self.recorded.node_count += 1
+        if node in self.transformed:
+            self._leave(node, Unmapped("it is inside a torch.func transform"))
+            return
         try:
             self.env[node] = self._call(node)
         except (Unmapped, _core.Error, IndexError, builtins.TypeError) as error:
             self._leave(node, error)
+
+    def _border(self, node) -> None:
+        """A call of graphs of its own, which are compiled each alone: this graph is cut here (partition.py)."""
+        if not self.probe:
+            raise Unmapped(f"{describe(node.target)} calls graphs of its own")
+        self.recorded.eager_nodes[node] = "its graphs are compiled each alone"
+        self.env[node] = self._stand_in(node)
 
     def _leave(self, node, error) -> None:
         reason = str(error)
@@ -229,7 +256,9 @@ class GraphRecorder:
         for part in node.target.split("."):
             value = getattr(value, part)
         if isinstance(value, torch.Tensor):
-            value = self.recording.constant(value)
+            example = node.meta.get("example_value")  # its memory is told from that of other nodes' examples
+            tensor, value = value, self.recording.constant(value)
+            self._note_storage(example if isinstance(example, torch.Tensor) else tensor, value)
         self.env[node] = value
 
     # one call
@@ -241,16 +270,57 @@ class GraphRecorder:
             raise Unmapped("a call of a module that was not traced into")
         result = self._special(node, args, kwargs)
         if result is NotImplemented:
-            handler = find(node.op, node.target)
             traced = _has_traced((args, kwargs))
-            if handler is None or (not traced and node.op == "call_function" and _is_plain(node.target)):
-                if traced or node.op != "call_function" or not _is_plain(node.target):
-                    raise Unmapped("it is not in Fulmen's table of calls")
+            if not traced and node.op == "call_function" and _is_plain(node.target):
                 return _concrete(node.target(*args, **kwargs))
-            result = handler(self.recording, *args, **kwargs)
+            result = self._apply(node.op, node.target, args, kwargs, _examples(node))
         if isinstance(result, Traced):
             result = self._memory_as_in_torch(node, result, args)
         return result
+
+    def _apply(self, op: str, target, args, kwargs, examples, depth: int = 0):
+        """The results of a call: by its adapter, or by what PyTorch says it is made of."""
+        handler = find(op, target)
+        refusal = Unmapped("it is not in Fulmen's table of calls")
+        if handler is not None:
+            try:
+                return handler(self.recording, *args, **kwargs)
+            except NotTakenApart:
+                raise
+            except (Unmapped, _core.UnsupportedError) as error:
+                refusal = error
+        if depth == _DEPTH or isinstance(target, torch._ops.HigherOrderOperator):
+            raise refusal
+        try:
+            module, inputs = expand(op, target, args, kwargs, examples)
+        except Unmapped as error:
+            raise (refusal if handler is not None else error) from error
+        env = {}
+        traced = iter(inputs)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(traced)
+            elif node.op == "get_attr":
+                value = getattr(module, node.target)
+                env[node] = self.recording.constant(value) if isinstance(value, torch.Tensor) else value
+            elif node.op == "output":
+                return map_arg(node.args[0], env.__getitem__)
+            else:
+                inner_args, inner_kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
+                if isinstance(node.target, type) and issubclass(node.target, tuple):  # a named tuple of results
+                    env[node] = tuple(inner_args[0]) if len(inner_args) == 1 and isinstance(inner_args[0], (tuple, list)) else inner_args
+                    continue
+                if _is_plain(node.target) and not _has_traced((inner_args, inner_kwargs)):
+                    env[node] = node.target(*inner_args, **inner_kwargs)
+                    continue
+                try:
+                    env[node] = self._apply(node.op, node.target, inner_args, inner_kwargs, None, depth + 1)
+                except (Unmapped, _core.Error) as error:
+                    if handler is not None:
+                        raise refusal from error
+                    if isinstance(error, _PartUnmapped):
+                        raise
+                    raise _PartUnmapped(f"{node.target}, which it is made of: {error}") from error
 
     def _lookup(self, node):
         if node not in self.env:
@@ -315,7 +385,7 @@ class GraphRecorder:
     # results
 
     def _output(self, node) -> None:
-        if self.recorded.fallbacks:
+        if self.recorded.eager_nodes:
             return
         leaves, spec = torch.utils._pytree.tree_flatten(map_arg(node.args[0], self._lookup))
         outputs: list[int] = []
@@ -328,19 +398,30 @@ class GraphRecorder:
             return places[memory]
 
         recorder = self.recording.recorder
-        for place, traced in self.argument_inputs.items():
+        sources = dict(self.argument_inputs)
+        sources.update((traced.memory.input_index, traced) for traced in self.recording.constant_inputs.values())
+        for place, traced in sources.items():
             if traced.memory.version:
                 self.recorded.mutations.append((place, output_of(traced.memory)))
         for value in leaves:
             if not isinstance(value, Traced):
                 self.recorded.results.append(Result("value", value=value))
-            elif value.memory.input_index is not None and value.memory.input_index in self.argument_inputs:
+            elif value.memory.input_index is not None:
                 self.recorded.results.append(Result("input", value.memory.input_index, value.steps))
             else:
                 self.recorded.results.append(Result("output", output_of(value.memory), value.steps))
         recorder.output(outputs)
         self.recorded.needs_grad = any(recorder.type(value)[3] for value in outputs)
         self.recorded.result_spec = spec
+
+
+class _PartUnmapped(Unmapped):
+    """The reason names the innermost call already."""
+
+
+def _examples(node) -> tuple:
+    """(args, kwargs) of a node with example values for its tensors."""
+    return map_arg((tuple(node.args), dict(node.kwargs)), lambda n: n.meta.get("example_value"))
 
 
 def _is_plain(target) -> bool:

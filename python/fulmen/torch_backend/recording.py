@@ -79,7 +79,7 @@ class Recording:
             name, dtype_name(like.dtype), tuple(map(known, like.shape)), tuple(map(known, like.stride())),
             str(like.device), bool(like.requires_grad), False,
         )
-        traced = Traced(self.recorder, Memory(value, len(self.inputs)), (), value)
+        traced = Traced(self.recorder, Memory(value), (), value)
         self.inputs.append(traced)
         return traced
 
@@ -88,6 +88,7 @@ class Recording:
         known = self.constant_inputs.get(id(tensor))
         if known is None:
             known = self.input(f"constant{len(self.constants)}", tensor)
+            known.memory.input_index = ~len(self.constants)
             self.constants.append(tensor)
             self.constant_inputs[id(tensor)] = known
         return known

@@ -15,9 +15,12 @@ import torch
 
 from .. import _core
 from .bridge import Runner
+from .overlap import written_overlaps
 from .record import GraphRecorder, Modes, RecordedGraph
 from .recording import known
 from .values import Unmapped
+
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
 @dataclass
@@ -62,15 +65,17 @@ def _layout(value):
 class Part:
     """The callable that stands for a graph."""
 
-    def __init__(self, module: torch.fx.GraphModule, modes: Modes, options: Options, name: str, on_compiled=None):
+    def __init__(self, module: torch.fx.GraphModule, modes: Modes, options: Options, name: str, on_compiled=None, on_left=None):
         self.module = module
         self.modes = modes
         self.options = options
         self.name = name
         self.on_compiled = on_compiled
+        self.on_left = on_left
         self.programs: dict = {}
         self.only = None  # the runner of a graph without symbolic sizes
         self.eager_reason: str | None = None
+        self.overlap_told = False
         self.lock = threading.Lock()
         examples = [node.meta.get("example_value") for node in module.graph.nodes if node.op == "placeholder"]
         self.symbolic = [place for place, value in enumerate(examples) if value is None or _is_symbolic(value)]
@@ -100,13 +105,33 @@ class Part:
             self.only = runner
         return runner
 
+    def _leave(self, reason: str) -> None:
+        self.eager_reason = reason
+        if self.on_left is not None:
+            self.on_left(self, reason)
+
     def __call__(self, *arguments):
+        if _transform() is not None:  # tensors of a torch.func transform have no elements to read
+            return self.module(*arguments)
         runner = self.only
         if runner is None:
             runner = self.programs.get(self._key(arguments)) if self.symbolic else None
             if runner is None:
                 runner = self._specialise(arguments)
+                if runner is self.module:
+                    return runner(*arguments)
+        if type(runner) is Runner and runner.written and written_overlaps(arguments, runner.places, runner.written):
+            self._say_overlap()
+            return self.module(*arguments)
         return runner(*arguments)
+
+    def _say_overlap(self) -> None:
+        reason = "an argument that it writes to shares memory with another argument"
+        if not self.overlap_told:
+            self.overlap_told = True
+            if self.on_left is not None:
+                self.on_left(self, reason)
+            warnings.warn(f"fulmen: {self.name}: {reason}; such calls run with PyTorch", stacklevel=4)
 
     def _specialise(self, arguments):
         with self.lock:
@@ -116,7 +141,7 @@ class Part:
             if self.eager_reason is not None:
                 return self.module
             if len(self.programs) >= self.options.specialisations:
-                self.eager_reason = f"it was called with more than {self.options.specialisations} sets of sizes"
+                self._leave(f"it was called with more than {self.options.specialisations} sets of sizes")
                 warnings.warn(
                     f"fulmen: {self.name} {self.eager_reason}; new sizes now run with PyTorch. Pad to a few sizes, or raise "
                     'the limit: torch.compile(..., backend="fulmen", options={"specialisations": N})',
@@ -127,6 +152,6 @@ class Part:
                 recorded = GraphRecorder(self.module, arguments, self.modes, self.name).run()
                 return self._keep(arguments, self.compile(recorded))
             except (Unmapped, _core.UnsupportedError) as error:
-                self.eager_reason = str(error)
+                self._leave(str(error))
                 warnings.warn(f"fulmen: {self.name} runs with PyTorch: {error}", stacklevel=3)
                 return self.module

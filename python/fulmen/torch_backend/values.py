@@ -15,6 +15,10 @@ class Unmapped(Exception):
     """A call that Fulmen leaves to PyTorch; the message is the reason shown to the user."""
 
 
+class NotTakenApart(Unmapped):
+    """A call whose parts would lose what it does besides its result: how its gradient is made, what it writes."""
+
+
 class Memory:
     """One torch storage: `value` is the trace value of its contents, seen in the shape it was made with."""
 
@@ -23,7 +27,7 @@ class Memory:
     def __init__(self, value: int, input_index: int | None = None):
         self.value = value
         self.version = 0
-        self.input_index = input_index
+        self.input_index = input_index  # the caller's argument k, or ~k for the graph's own tensor k
         self.shared = False  # with another argument of the graph
 
     def write(self, value: int) -> None:
