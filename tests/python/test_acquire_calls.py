@@ -133,8 +133,18 @@ class Square(torch.autograd.Function):
 
 
 def test_custom_function_keeps_its_backward():
-    _, reports = compare(lambda x: Square.apply(x.sin()).sum() * x, leaf(3))
-    assert sum(len(r.programs) for r in reports) >= 3
+    _, reports = compare(lambda x: Square.apply(Square.apply(x.sin()).cos() * 2).sum() * x, leaf(3))
+    assert sum(len(r.programs) for r in reports) >= 6
+
+
+def test_autocast_of_what_is_taken_apart():
+    x, y, h = torch.randn(4, 6), torch.randn(5, 6), torch.randn(4, 5)
+    cell = nn.GRUCell(6, 5)
+    for f in (lambda: cell(x, h), lambda: F.bilinear(x, x, torch.ones(2, 6, 6) / 6), lambda: F.cosine_similarity(x, y[:4])):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ours, eager = compiled(f)(), f()
+        assert ours.dtype == eager.dtype
+        close(ours, eager, 5e-2)
 
 
 class Checkpointed(nn.Module):
@@ -148,7 +158,8 @@ class Checkpointed(nn.Module):
 
 def test_checkpoint_inside():
     reports = train(Checkpointed(), leaf(2, 4), coverage=0.5)
-    assert [f.call for r in reports for f in r.fallbacks] == ["torch.special.special_i0e"] or len(reports[0].fallbacks) == 1
+    (fallback,) = [f for r in reports for f in r.fallbacks]
+    assert "i0e" in fallback.call
 
 
 def test_torch_func():

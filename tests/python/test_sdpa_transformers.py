@@ -83,3 +83,58 @@ def test_generation_is_that_of_eager():
         model = model_of("llama", implementation).eval()
         results.append(model.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=0))
     assert torch.equal(*results)
+
+
+def sharp(name, implementation):
+    """A model whose attention is far from uniform, for inference."""
+    model = model_of(name, implementation)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6)
+    return model.eval()
+
+
+TOKENS = torch.randint(2, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+RIGHT = LEFT.flip(1)
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+
+
+def in_chunks(model):
+    first = model(TOKENS[:, :4], use_cache=True)
+    second = model(TOKENS[:, 4:8], past_key_values=first.past_key_values, use_cache=True)
+    third = model(TOKENS[:, 8:], past_key_values=second.past_key_values, use_cache=True)
+    return torch.cat([first.logits, second.logits, third.logits], 1)
+
+
+INFERENCE = {
+    "right_padding": lambda model: model(TOKENS, attention_mask=RIGHT).logits[RIGHT.bool()],
+    "left_padding": lambda model: model(TOKENS, attention_mask=LEFT).logits[LEFT.bool()],
+    "packed": lambda model: model(TOKENS, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)).logits,
+    "in_chunks": in_chunks,
+    "generate": lambda model: model.generate(TOKENS, attention_mask=LEFT, **GREEDY),
+    "static_cache": lambda model: model.generate(TOKENS, attention_mask=LEFT, cache_implementation="static", disable_compile=True, **GREEDY),
+    "beams": lambda model: model.generate(TOKENS, attention_mask=LEFT, num_beams=3, **GREEDY),
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_inference_is_that_of_eager(name):
+    ours, eager = sharp(name, "fulmen"), sharp(name, "eager")
+    with torch.no_grad():
+        for case, run in INFERENCE.items():
+            a, b = run(ours), run(eager)
+            assert torch.equal(a, b) if not a.is_floating_point() else torch.allclose(a, b, rtol=1e-4, atol=1e-4), case
+
+
+def test_grouped_heads_are_not_copied(monkeypatch):
+    seen = []
+
+    def watched(query, key, value, *arguments, **options):
+        seen.append((query.shape[1], key.shape[1], options["enable_gqa"]))
+        return fulmen.sdpa(query, key, value, *arguments, **options)
+
+    monkeypatch.setattr(fulmen.transformers, "sdpa", watched)
+    model_of("llama", "fulmen")(TOKENS)
+    assert seen == [(4, 2, True)] * 2

@@ -37,7 +37,9 @@ def replacement(node):
 def _of_functorch(node) -> bool:
     module = getattr(node.target, "__module__", None) or ""
     name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and ("functorch" in module or name.startswith("_saved_tensors_hooks_"))
+    if node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False
+    return "functorch" in module or name.startswith("_saved_tensors_hooks_")
 
 
 def nodes_in_transforms(graph: torch.fx.Graph) -> set:

@@ -135,6 +135,12 @@ def _prims_sum(r: Recording, x: Traced, dims, *, output_dtype=None):
     return r.emit("sum", x, **({"dims": tuple(dims)} if dims else {}))
 
 
+@call("torch.ops.prims.div.default")
+def _prims_div(r: Recording, a, b):
+    both = [x for x in (a, b) if isinstance(x, Traced)]
+    return r.emit("div", a, b, **({} if any(x.is_float for x in both) else {"rounding": "trunc"}))
+
+
 @call("torch.ops.prims.where.default")
 def _prims_where(r: Recording, condition, a, b):
     return r.emit("where", condition, a, b)

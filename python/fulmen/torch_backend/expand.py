@@ -75,7 +75,8 @@ def expand(op: str, target, args, kwargs, examples) -> tuple:
         call_args, call_kwargs = torch.utils._pytree.tree_unflatten(filled, spec)
         return function(*call_args, **call_kwargs)
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    # Without autocast: the recorder follows it for each of the parts.
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), torch.autocast("cpu", enabled=False):
         inputs = [_like(leaves[place], example_leaves[place]) for place in places]
         key = _key(target, leaves, places, inputs, spec)
         if key is not None and key in _cache:

@@ -1,0 +1,34 @@
+"""The examples over Hugging Face models run: Llama with eager's losses, a ViT that learns digits."""
+
+import pathlib
+import runpy
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name, *arguments, monkeypatch, capsys):
+    torch._dynamo.reset()
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_llama(monkeypatch, capsys):
+    _, *rows = run("llama.py", "--steps", "3", monkeypatch=monkeypatch, capsys=capsys)
+    losses = [(float(ours), float(eager)) for _, ours, eager in map(str.split, rows)]
+    assert len(losses) == 3 and losses[-1][0] < losses[0][0]
+    assert all(ours == pytest.approx(eager, rel=1e-5) for ours, eager in losses)
+
+
+def test_vit(monkeypatch, capsys):
+    pytest.importorskip("sklearn")
+    (row,) = run("vit.py", "--epochs", "1", monkeypatch=monkeypatch, capsys=capsys)
+    words = row.split()
+    assert words[:2] == ["epoch", "0"]
+    assert float(words[3]) < 2.2 and float(words[5]) > 0.4  # 10 digits: log 10 is 2.30, guessing gives 0.1
