@@ -170,13 +170,15 @@ def test_torch_func():
         return torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sin().sum())(parameters)
 
     def rows(x):
-        return torch.func.vmap(lambda row: (row * 2).sum() / row.norm())(x) + 1
+        twice = torch.func.vmap(lambda row: (row * 2).sum() / row.norm())(x) + 1
+        return torch.func.vmap(lambda row: row.sin())(torch.ops.aten.slice(x * twice[:, None], 1, 0, 2))
 
     with warnings.catch_warnings(), torch_backend.listen() as reports:
         warnings.simplefilter("ignore")
         close(compiled(gradients)(parameters, x), gradients(parameters, x))
         close(compiled(rows)(x), rows(x))
     assert all("torch.func" in f.reason for r in reports for f in r.fallbacks) and reports[0].fallbacks
+    assert reports[1].programs  # between the two transforms
 
 
 def test_torch_func_over_compiled():

@@ -43,10 +43,19 @@ def _of_functorch(node) -> bool:
 
 
 def nodes_in_transforms(graph: torch.fx.Graph) -> set:
-    """The calls from where a torch.func transform begins to where the last one ends: their tensors are wrapped."""
-    nodes = [node for node in graph.nodes if node.op.startswith("call_")]
-    marks = [place for place, node in enumerate(nodes) if _of_functorch(node)]
-    return set(nodes[marks[0] : marks[-1] + 1]) if marks else set()
+    """The calls between a torch.func transform's begin and end, whose tensors are wrapped, and its own calls."""
+    found, depth = set(), 0
+    for node in graph.nodes:
+        if not node.op.startswith("call_"):
+            continue
+        mark = getattr(node.target, "__name__", "") if _of_functorch(node) else None
+        if mark is not None and mark.endswith("increment_nesting"):
+            depth += 1
+        if depth or mark is not None:
+            found.add(node)
+        if mark is not None and mark.endswith("decrement_nesting"):
+            depth -= 1
+    return found
 
 
 def runs_in_transform(arguments) -> bool:

@@ -206,6 +206,9 @@ def find(op: str, target):
         return table.get(name)
     if isinstance(target, torch._ops.OpOverload):
         return _find_aten(table, target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = (find(op, getattr(target, overload)) for overload in target.overloads())
+        return next((handler for handler in overloads if handler is not None), None)
     return None
 
 
