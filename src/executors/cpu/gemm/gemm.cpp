@@ -104,11 +104,11 @@ struct Blocks {
 };
 
 // Few big blocks would leave threads idle at the end; small ones read B, or pack A, more often.
-Blocks cut_blocks(const State& s, int64_t columns, int64_t most_columns, int64_t matrices, int threads, int64_t least_rows_wanted) {
+Blocks cut_blocks(const State& s, int64_t columns, int64_t most_columns, int64_t matrices, int threads, int64_t least_rows_wanted, int64_t least_columns_wanted) {
   const int64_t mr = s.kernels->mr, nr = s.kernels->nr;
   Blocks cut{std::min(s.block_rows, round_up(s.m, mr)), std::min(most_columns, round_up(columns, nr)), 0, 0};
   const int64_t wanted = threads > 1 ? 8 * threads : 1;
-  const int64_t least_rows = round_up(least_rows_wanted, mr), least_columns = round_up(128, nr);
+  const int64_t least_rows = round_up(least_rows_wanted, mr), least_columns = round_up(least_columns_wanted, nr);
   const auto count = [&] { return ceil_div(s.m, cut.rows) * ceil_div(columns, cut.columns) * matrices; };
   while (count() < wanted) {
     if (cut.rows / 2 >= least_rows)
@@ -118,6 +118,7 @@ Blocks cut_blocks(const State& s, int64_t columns, int64_t most_columns, int64_t
     else
       break;
   }
+  cut.rows = round_up(ceil_div(s.m, ceil_div(s.m, cut.rows)), mr);  // no small block at the end
   cut.down = ceil_div(s.m, cut.rows);
   cut.across = ceil_div(columns, cut.columns);
   return cut;
@@ -260,7 +261,7 @@ void run_few_rows(const State& s, const Operands& all) {
 // Tasks of all matrices of the batch; B's panels are packed by each task, or were packed before.
 void run_own_b(const State& s, const Operands& all) {
   const int threads = threads_for(s.work, work_per_thread);
-  const Blocks cut = cut_blocks(s, s.n, round_up(s.n, s.kernels->nr), s.batch_count, threads, 96);
+  const Blocks cut = cut_blocks(s, s.n, round_up(s.n, s.kernels->nr), s.batch_count, threads, 96, 128);
   std::atomic<int64_t> next{0};
   parallel_region(threads, [&](int, int) {
     BlockScratch scratch(s, cut, true);
@@ -373,7 +374,7 @@ void run_together(const State& s, const Operands& all, void* workspace) {
   const BlockKernels& kernels = *s.kernels;
   const int64_t nr = kernels.nr, mr = kernels.mr;
   const Blocks cut = s.own_columns ? Blocks{std::min(s.block_rows, round_up(s.m, mr)), s.own_columns, 0, 0}
-                                   : cut_blocks(s, std::min(s.chunk_columns, s.n), s.block_columns, 1, threads, 48);
+                                   : cut_blocks(s, std::min(s.chunk_columns, s.n), s.block_columns, 1, threads, s.shares_a || s.reads_rows ? 24 : 48, 64);
   const int64_t column_chunks = ceil_div(s.n, s.chunk_columns), k_chunks = std::max<int64_t>(1, ceil_div(s.k, s.chunk_k));
   const int64_t rounds = column_chunks * k_chunks * s.batch_count;
   const bool shares = !s.own_columns || s.shares_a;

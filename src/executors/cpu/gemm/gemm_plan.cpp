@@ -156,9 +156,11 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
     // Packing is paid for in memory traffic. Of two operands to pack, the larger is packed piece by piece, by the task
     // that needs the piece, and stays in that thread's cache.
     const bool a_is_small = s.reads_rows || (a_bytes <= b_bytes && a_bytes <= most_shared_a_bytes);
-    if (a_is_small && b_bytes > small_b_bytes && b_panels >= least_own_blocks) {
-      const int64_t fitting = std::max<int64_t>(1, own_b_block_bytes / panel_bytes);
-      s.own_columns = std::min(fitting, b_panels / least_own_blocks) * kernels.nr;
+    const int64_t own_panels = std::min(std::max<int64_t>(1, own_b_block_bytes / panel_bytes), b_panels / least_own_blocks);
+    // Each task reads all of A: that must come from the cache, or serve several panels.
+    const bool reads_pay = own_panels >= 2 || (own_panels >= 1 && a_bytes <= packed_a_bytes * 2);
+    if (a_is_small && b_bytes > small_b_bytes && reads_pay) {
+      s.own_columns = own_panels * kernels.nr;
       s.chunk_columns = round_up(s.n, kernels.nr);
       s.shares_a = !s.reads_rows;
       return s;

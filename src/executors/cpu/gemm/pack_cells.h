@@ -34,6 +34,14 @@ FULMEN_INLINE void transpose(vuint (&rows)[lanes]) {
 
 FULMEN_INLINE void store_cells(uint32_t* p, vuint v) { std::memcpy(p, &v, sizeof(v)); }
 
+#if defined(__AVX512F__)
+constexpr bool stores_part = true;  // of a vector, at no cost
+FULMEN_INLINE void store_cells(uint32_t* p, vuint v, int count) { _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << count) - 1u), (__m512i)v); }
+#else
+constexpr bool stores_part = false;
+FULMEN_INLINE void store_cells(uint32_t* p, vuint v, int) { store_cells(p, v); }
+#endif
+
 inline vfloat round_to(vfloat v, DType dtype) {
   if (dtype == DType::bf16) return widen_bf16(narrow_bf16(v));
   f16 buffer[lanes];
@@ -140,14 +148,20 @@ constexpr int prefetch_distance = 4 * lanes;  // cells
 template <int Width, class Cells>
 FULMEN_INLINE void copy_cells(const Cells& cells, int64_t w0, int64_t live, int64_t cell, uint32_t* to) {
   constexpr int blocks = (Width + lanes - 1) / lanes;
+  const auto put = [&](int b, vuint v) {
+    if (Width - b * lanes >= lanes)
+      store_cells(to + b * lanes, v);
+    else
+      store_cells(to + b * lanes, v, Width - b * lanes);
+  };
   if (live >= blocks * lanes && (cell + 1) * Cells::k_per_cell <= cells.k) {
 #pragma GCC unroll 2
-    for (int b = 0; b < blocks; ++b) store_cells(to + b * lanes, cells.along_width(w0 + b * lanes, cell));
+    for (int b = 0; b < blocks; ++b) put(b, cells.along_width(w0 + b * lanes, cell));
     return;
   }
   for (int b = 0; b < blocks; ++b) {
     const int64_t left = live - b * lanes;
-    store_cells(to + b * lanes, left > 0 ? cells.along_width(w0 + b * lanes, cell, left) : vuint{});
+    put(b, left > 0 ? cells.along_width(w0 + b * lanes, cell, left) : vuint{});
   }
 }
 
@@ -180,13 +194,14 @@ inline void transpose_cells(const Cells& cells, int64_t w0, int64_t live, int64_
 }
 
 // Panels [cell along k][Width]. k_cells >= the cells that k fills: the rest are zeros. A panel's last cell may be
-// followed by up to 64 bytes that are written and then belong to the next panel, so panels are finished in order.
+// followed by up to 64 bytes that are written and then belong to the next panel, so panels are finished in order, or
+// are written together where nothing goes past their ends.
 template <int Width, class Cells>
 inline void pack_panels(const Cells& cells, int64_t width, int64_t k_cells, uint32_t* packed) {
   const int64_t filled = (cells.k + Cells::k_per_cell - 1) / Cells::k_per_cell;
   const int64_t panel_cells = Width * k_cells;
-  constexpr bool exact = Width % lanes == 0;
-  constexpr int64_t together = exact ? 4 * Width : Width;
+  const bool exact = Width % lanes == 0 || (stores_part && cells.width_stride == 1);
+  const int64_t together = exact ? 8 * Width : Width;
   for (int64_t w0 = 0; w0 < width; w0 += together, packed += together / Width * panel_cells) {
     const int64_t live = width - w0 < together ? width - w0 : together;
     if (cells.width_stride == 1) {
