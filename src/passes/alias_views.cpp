@@ -122,6 +122,11 @@ Trace alias_views(const Trace& trace, size_t contiguous_outputs, bool like_opera
   Trace out = trace;
   out.nodes.clear();
   std::unordered_set<ValueId> inputs(trace.inputs.begin(), trace.inputs.end());
+  // What only the caller reads, who wants it contiguous: another layout would be copied at the end.
+  std::unordered_set<ValueId> returned;
+  const std::vector<int> uses = use_counts(trace);
+  for (size_t i = 0; i < trace.outputs.size() && i < contiguous_outputs; ++i)
+    if (const ValueId id = trace.outputs[i]; id != no_value && uses[static_cast<size_t>(id)] == 1) returned.insert(id);
   for (Node node : trace.nodes) {
     if (auto view = view_of(out, node)) {
       out.value(node.outputs[0]).type.strides = std::move(view->strides);
@@ -131,7 +136,8 @@ Trace alias_views(const Trace& trace, size_t contiguous_outputs, bool like_opera
       for (size_t i = 0; i < laid_out && i < node.outputs.size(); ++i) {
         if (node.outputs[i] == no_value || out.type(node.outputs[i]).rank() != 4) continue;
         TensorType& type = out.value(node.outputs[i]).type;
-        type.strides = like_operands ? dense_strides_like(out.type(node.inputs[i]), type.shape) : length_major_strides(type.shape);
+        if (like_operands) type.strides = dense_strides_like(out.type(node.inputs[i]), type.shape);
+        else type.strides = returned.count(node.outputs[i]) ? contiguous_strides(type.shape) : length_major_strides(type.shape);
       }
     }
     out.nodes.push_back(std::move(node));

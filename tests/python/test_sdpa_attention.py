@@ -250,6 +250,17 @@ def test_claimed_whole_inside_torch_compile():
     assert explained.coverage == 1.0 and not explained.fallbacks
 
 
+def test_gradients_that_are_returned_are_written_where_they_stay():
+    ours = [make(1, 2, 16, 8, seed=i).float().requires_grad_() for i in range(3)]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: (fulmen.sdpa(q, k, v) * 2).sum(), backend="fulmen")
+    found = torch.autograd.grad(compiled(*ours), ours)
+    for f, e in zip(found, torch.autograd.grad((fulmen.sdpa(*ours) * 2).sum(), ours)):
+        assert torch.allclose(f, e, atol=1e-6)
+    backward = fulmen.last_traces(compiled)["program: backward"]
+    assert "sdpa_backward(" in backward and "contiguous(" not in backward
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_other_backends_of_torch_compile_run_it_too(backend):
     tensors, case = operands(FEATURES["all"], 6, 8)
