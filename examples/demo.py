@@ -133,7 +133,7 @@ def curve(series, width=760, height=300) -> str:
     parts.append(f'<text x="{width / 2:.0f}" y="{height - 6}" font-size="12" text-anchor="middle">step</text>')
     for name, (colour, line, values) in series.items():
         points = " ".join(f"{x_of(i):.1f},{y_of(v):.1f}" for i, v in enumerate(values))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{line}" stroke-linejoin="round"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{line}" stroke-linejoin="round" opacity="{0.4 if line > 3 else 1}"/>')
     legend = "".join(
         f'<span style="margin-right:1.5em"><span class=bar style="width:1.6em;height:{line}px;vertical-align:middle;background:{colour}"></span> {html.escape(name)}</span>'
         for name, (colour, line, _) in series.items()

@@ -1,7 +1,9 @@
 """fulmen.explain: what a program becomes, who runs each node and why, what stays with PyTorch."""
 
+import contextlib
 import html
 import json
+import os
 import sys
 
 from fulmen import _core
@@ -15,7 +17,7 @@ _style = """
 @media(prefers-color-scheme:dark){:root{--ink:#e3e6ea;--soft:#9aa3ad;--paper:#16191d;--rule:#343a42;--panel:#1f242a;--ours:#ff7b6b;--other:#6cb0ff}}
 body{font:15px/1.5 system-ui,sans-serif;max-width:72em;margin:2em auto;padding:0 1em;color:var(--ink);background:var(--paper)}
 h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em}small{color:var(--soft)}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px}
+.wide{overflow-x:auto;margin:.8em 0}table{border-collapse:collapse;font-size:14px}
 td,th{border-bottom:1px solid var(--rule);padding:.3em .9em .3em 0;text-align:left;vertical-align:top}th{color:var(--soft);font-weight:600}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 pre{overflow-x:auto;background:var(--panel);padding:1em;font-size:12.5px;line-height:1.45;border-radius:6px}
@@ -159,8 +161,16 @@ class Explanation:
         )
 
     def save_html(self, path):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.to_html())
+        """Written beside an old file first, which a full disk then leaves as it was."""
+        beside = f"{path}.part"
+        try:
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(self.to_html())
+            os.replace(beside, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def explain(fn_or_module, *args, _executors=None, **kwargs):

@@ -34,7 +34,7 @@ def main(arguments=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        what = ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
         return _fail(options, "OSError", what, 1)
     except KeyboardInterrupt:
         return _fail(options, "interrupted", "interrupted", 1)

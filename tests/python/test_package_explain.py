@@ -71,6 +71,16 @@ def test_html_is_one_file_with_nothing_from_outside(tmp_path):
     assert not re.search(r"(src|href)\s*=", text)
 
 
+def test_html_that_cannot_be_written_leaves_the_old_file(tmp_path, capsys):
+    made = tmp_path / "made.py"
+    made.write_text("import torch\n\ndef make():\n    return torch.nn.Linear(3, 2), (torch.ones(4, 3),)\n")
+    report = tmp_path / "report.html"
+    report.write_text("old")
+    (tmp_path / "report.html.part").mkdir()  # nothing can be written there, as on a full disk
+    assert cli.main(["explain", f"{made}:make", "--html", str(report)]) == 1
+    assert report.read_text() == "old" and "report.html" in capsys.readouterr().err
+
+
 def test_explaining_leaves_the_random_state_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
