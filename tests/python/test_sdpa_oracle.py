@@ -97,3 +97,17 @@ def test_grid_of_reference_inputs(dtype, mask_kind):
         elif mask_kind == "float":
             mask = make(length, keys, dtype=dtype, seed=3)
         compare(q, k, v, mask, mask_kind == "causal", scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("queries, keys", [(8, 8), (1, 40), (50, 64)])
+def test_a_row_that_sees_one_key_alone_has_no_gradient(dtype, queries, keys):
+    """Where one key takes all the weight, dS = p (dP - delta) is 0: the rounding of the result must not be left of it."""
+    q = torch.zeros(2, 3, queries, 64, dtype=dtype)
+    k = torch.zeros(2, 3, keys, 64, dtype=dtype)
+    k[..., range(keys), range(keys)] = 30.0
+    q[..., range(queries), range(queries)] = 30.0
+    v = make(2, 3, keys, 64, dtype=dtype, seed=2)
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    gradients = torch.autograd.grad(fulmen.sdpa(q, k, v), (q, k), make(2, 3, queries, 64, seed=3).to(dtype))
+    assert all(g.abs().max() < 1e-5 for g in gradients)

@@ -5,7 +5,7 @@
 // would take more than a budget, the heads come by in passes, and the gradients of the keys and values wait in between.
 // Tasks are handed out in order, and wait for earlier ones only, so the first unfinished one never waits. Gradients of
 // a broadcast mask work the same way (mask_gradient.h).
-//   S = Q K^T, P = exp(S - lse), dP = dO V^T, dS = P (dP - delta), delta_i = sum_c dO_ic O_ic
+//   S = Q K^T, P = exp(S - lse), dP = dO V^T, dS = P (dP - delta), delta_i = sum_c dO_ic O_ic = sum_j P_ij dP_ij
 //   dV^T = dO^T P, dK^T = Q^T dS, dQ = dS K
 #include <atomic>
 #include <cmath>
@@ -283,11 +283,13 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
             const int64_t query = first + r + t;
             RowPlace place;
             place.begin = place.end = band.from;
+            bool whole_row = false;  // nothing of it lies in other blocks
             if (r + t < count) {
               const KeyRange keys = open_keys(a, segment, query);
               place.begin = std::clamp(keys.begin - key_first, band.from, std::min(band.to, live));
               place.end = std::clamp(keys.end - key_first, place.begin, std::min(band.to, live));
               place.live = live;
+              whole_row = a.out.dtype != DType::f32 && place.begin < place.end && keys.begin >= key_first && keys.end <= key_first + live;
             }
             if (place.begin < place.end) {
               place.distance = query + segment.shift - key_first;
@@ -304,6 +306,7 @@ void backward_task(const AttentionArguments& a, const AttentionRun& run, const B
             const int64_t vector_begin = place.begin < place.end ? round_down(place.begin, lanes) : band.to;
             for (int64_t c = band.from; c < vector_begin; c += lanes) store(s + c, splat(minus_infinity));
             for (int64_t c = std::max(vector_begin, round_up(place.end, lanes)); c < band.to; c += lanes) store(s + c, splat(minus_infinity));
+            if (whole_row) score_rows[t].delta = whole_row_delta<Mode::pairs ? 4 : 5>(score_rows[t], band.from, band.to, rules.exponent_factor);
             if (r + t >= count)
               for (int64_t c = band.from; c < band.to; c += lanes) store(scratch.value_score + (r + t) * row + c, vfloat{});
           }

@@ -99,6 +99,8 @@ void block_gradients(const AttentionArguments& a, const AttentionRun& run, const
     const int64_t vector_begin = place.begin < place.end ? round_down(place.begin, lanes) : to;
     for (int64_t c = 0; c < vector_begin; c += lanes) store(s + c, splat(minus_infinity));
     for (int64_t c = std::max(vector_begin, round_up(place.end, lanes)); c < to; c += lanes) store(s + c, splat(minus_infinity));
+    if (a.out.dtype != DType::f32 && place.begin < place.end && open.begin >= block && open.end <= block + live)
+      row.delta = whole_row_delta<5>(row, 0, to, rules.exponent_factor);
     if (plain) float_score_gradients<true>(row, 0, to, rules.exponent_factor);
     else float_score_gradients<false>(row, 0, to, rules.exponent_factor);
     if (tanh_score)

@@ -47,6 +47,19 @@ FULMEN_INLINE void score_gradient(const ScoreRow& row, int64_t c, vfloat factor,
   }
 }
 
+// delta of a row whose open keys are all in [from, to): the sum of p dP. The sum of dO O, which is the same, has O's
+// rounding in it, which in half precision is all that is left of the gradient where one key takes a row's whole weight.
+template <int degree>
+FULMEN_INLINE float whole_row_delta(const ScoreRow& row, int64_t from, int64_t to, float exponent_factor) {
+  vfloat sum{};
+  for (int64_t c = from; c < to; c += lanes) {
+    const vfloat p = exp2_fast<degree>(fma(load(row.score + c) - splat(row.shift), splat(exponent_factor), splat(-row.log)));
+    const vfloat keep = row.dropout ? load(row.dropout + c) : splat(1.0f);
+    sum += select((vint)(p != 0.0f), p * (load(row.value_score + c) * keep), vfloat{});
+  }
+  return reduce_add(sum);
+}
+
 // FloatMode: probabilities replace the scores, gradients of the logits replace dO V^T.
 template <bool plain>
 FULMEN_INLINE void float_score_gradients(const ScoreRow& row, int64_t from, int64_t to, float exponent_factor) {
