@@ -4,8 +4,10 @@
 # are taken before the ones beside PyTorch (fp32's forward is accepted with 9.19's, refused with 9.26's).
 set(FULMEN_CUDNN_DIR ${PROJECT_SOURCE_DIR}/src/executors/cudnn)
 file(GLOB FULMEN_SITE_PACKAGES ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages)
-if(Python_SITELIB)
-  list(APPEND FULMEN_SITE_PACKAGES ${Python_SITELIB})
+if(Python_EXECUTABLE)  # its folders are also those of an isolated build's requirements
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(';'.join(p for p in sys.path if p))"
+                  OUTPUT_VARIABLE FULMEN_PYTHON_PATHS OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  list(APPEND FULMEN_SITE_PACKAGES ${FULMEN_PYTHON_PATHS})
 endif()
 set(FULMEN_NVIDIA_INCLUDES "")
 foreach(site IN LISTS FULMEN_SITE_PACKAGES)

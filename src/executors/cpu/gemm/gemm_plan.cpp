@@ -140,7 +140,7 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
   const bool b_has_unit_stride = s.b.row_stride == 1 || s.b.column_stride == 1;
   if (s.m <= max_few_rows && b_has_unit_stride) {
     s.mode = GemmMode::few_rows;
-  } else if (s.m <= s.block_rows || (s.batch_count > 1 && s.work / static_cast<double>(s.batch_count) < 3e7)) {
+  } else if (s.k == 0 || s.m <= s.block_rows || (s.batch_count > 1 && s.work / static_cast<double>(s.batch_count) < 3e7)) {
     s.mode = GemmMode::own_b;
   } else {
     s.mode = GemmMode::together;

@@ -279,6 +279,22 @@ TEST_F(Gemm, Epilogues) {
   });
 }
 
+// Sums of nothing are the epilogue of zeros, in every way of cutting the work.
+TEST_F(Gemm, EmptySums) {
+  on_every_isa([&] {
+    for (auto [m, n] : {std::array<int64_t, 2>{600, 5}, {600, 130}, {70, 700}, {1, 3000}, {3000, 1}})
+      for (DType compute : {DType::f32, DType::bf16})
+        for (bool accumulate : {false, true}) {
+          Case t{.m = m, .n = n, .k = 0, .compute = compute};
+          t.epilogue.has_bias = !accumulate;
+          t.epilogue.activation = accumulate ? Activation::none : Activation::gelu_erf;
+          t.epilogue.accumulate = accumulate;
+          check(t);
+          if (HasFatalFailure()) return;
+        }
+  });
+}
+
 TEST_F(Gemm, Batches) {
   on_every_isa([&] {
     for (DType compute : {DType::f32, DType::bf16})
