@@ -1,11 +1,8 @@
 // Every executor of the default list on every sample of the op table that it claims for this machine's CPU: numbers
-// against the float64 evaluator, canaries around the memory, inputs unchanged. The budget is twice the error of the
-// reference in that dtype, or 4 ulp of the result's largest element.
+// against the float64 evaluator with the budget of conformance/compare.h, canaries around the memory, inputs unchanged.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-
+#include "conformance/compare.h"
 #include "executors/default_list.h"
 #include "executors/reference/evaluate.h"
 #include "tests/table/sample_call.h"
@@ -14,43 +11,7 @@
 namespace fulmen::table {
 namespace {
 
-double epsilon_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-    case DType::f32: return 0x1p-24;
-    default: return 0x1p-53;
-  }
-}
-
 class OpOnExecutors : public ::testing::TestWithParam<SampleCall> {};
-
-// `slack` multiplies the budget.
-void expect_close(const HostTensor& found, const HostTensor& exact, const HostTensor& rounded, double slack, const std::string& what) {
-  const DType dtype = found.type.dtype;
-  const int64_t count = found.type.element_count();
-  double largest = 0, reference_error = 0;
-  if (is_float(dtype))
-    for (size_t k = 0; k < exact.f.size(); ++k) {
-      if (!std::isfinite(exact.f[k]) || !std::isfinite(rounded.f[k])) continue;
-      largest = std::max(largest, std::abs(exact.f[k]));
-      reference_error = std::max(reference_error, std::abs(exact.f[k] - rounded.f[k]));
-    }
-  // Results that are sums of larger parts (a difference of means) have no fewer bits lost than those of size 1.
-  const double budget = slack * std::max(2 * reference_error, 8 * epsilon_of(dtype) * std::max(largest, 1.0));
-  for (int64_t k = 0; k < count; ++k) {
-    const auto at = static_cast<size_t>(k);
-    if (!is_float(dtype)) {
-      ASSERT_EQ(found.i[at], exact.i[at]) << what << " element " << k;
-    } else if (std::isnan(rounded.f[at])) {
-      ASSERT_TRUE(std::isnan(found.f[at])) << what << " element " << k << " is " << found.f[at];
-    } else if (std::isinf(rounded.f[at])) {
-      ASSERT_EQ(found.f[at], rounded.f[at]) << what << " element " << k;
-    } else {
-      ASSERT_LE(std::abs(found.f[at] - exact.f[at]), budget) << what << " element " << k << " is " << found.f[at] << ", exact " << exact.f[at];
-    }
-  }
-}
 
 TEST_P(OpOnExecutors, AgreesWithTheEvaluator) {
   SCOPED_TRACE(rerun_line());
@@ -75,7 +36,7 @@ TEST_P(OpOnExecutors, AgreesWithTheEvaluator) {
     if (!run_call(*executor, trace, target, inputs, outputs)) continue;
     for (size_t i = 0; i < outputs.size(); ++i) {
       EXPECT_TRUE(outputs[i].canaries_intact()) << "bytes beside output " << i << " changed";
-      expect_close(outputs[i].read(), exact[i], rounded[i], slack, "output " + std::to_string(i));
+      EXPECT_EQ(difference(outputs[i].read(), exact[i], rounded[i], slack), "") << "output " << i;
     }
     for (size_t i = 0; i < inputs.size(); ++i) EXPECT_TRUE(inputs[i].unchanged()) << "input " << i;
   }
