@@ -5,13 +5,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <unordered_set>
 
 #include "core/error.h"
-#include "core/half.h"
 #include "driver/compile.h"
+#include "executors/reference/host_memory.h"
 #include "ir/print.h"
 #include "passes/decompose.h"
 #include "runtime/cuda/driver.h"
@@ -38,48 +37,10 @@ bool draws_mask(const Trace& trace) {
 
 thread_local bool auditing = false;  // the decomposition's own kernels aren't under audit
 
-double load(const char* at, DType dtype) {
-  const auto as = [&]<class T>(T value) {
-    std::memcpy(&value, at, sizeof value);
-    return static_cast<double>(value);
-  };
-  switch (dtype) {
-    case DType::boolean:
-    case DType::u8: return as(uint8_t{});
-    case DType::i8: return as(int8_t{});
-    case DType::i16: return as(int16_t{});
-    case DType::i32: return as(int32_t{});
-    case DType::i64: return as(int64_t{});
-    case DType::f32: return as(float{});
-    case DType::f64: return as(double{});
-    case DType::f16: {
-      f16 value;
-      std::memcpy(&value, at, sizeof value);
-      return static_cast<float>(value);
-    }
-    case DType::bf16: {
-      bf16 value;
-      std::memcpy(&value, at, sizeof value);
-      return static_cast<float>(value);
-    }
-  }
-  return 0;
-}
-
 std::vector<double> numbers(const char* memory, const TensorType& type) {
-  std::vector<double> values(static_cast<size_t>(type.element_count()));
-  const size_t size = dtype_bytes(type.dtype);
-  Dims index(type.shape.size(), 0);
-  for (double& value : values) {
-    int64_t offset = 0;
-    for (size_t d = 0; d < index.size(); ++d) offset += index[d] * type.strides[d];
-    value = load(memory + offset * static_cast<int64_t>(size), type.dtype);
-    for (size_t d = index.size(); d-- > 0;) {
-      if (++index[d] < type.shape[d]) break;
-      index[d] = 0;
-    }
-  }
-  return values;
+  HostTensor host = reference::load(type, memory);
+  if (is_float(type.dtype)) return std::move(host.f);
+  return {host.i.begin(), host.i.end()};
 }
 
 // The last bit of about half of the numbers, towards zero.

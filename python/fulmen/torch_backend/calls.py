@@ -223,8 +223,3 @@ def _find_aten(table: dict, target):
             return handler
     handler = find("call_method", name)
     return handler if name not in _NOT_ATENS else None
-
-
-def mapped_calls() -> list:
-    """Every target that has a handler; for docs and tests."""
-    return list(_table())
