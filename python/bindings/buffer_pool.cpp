@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <string>
 
 namespace fulmen::python {
 namespace {
@@ -16,12 +17,22 @@ size_t rounded(size_t bytes) {
   return bytes == 0 ? BufferPool::alignment : (bytes + unit - 1) / unit * unit;
 }
 
+// A MemoryError of Python, with words.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(size_t bytes) : text_("fulmen: " + std::to_string(bytes) + " bytes of memory can't be had") {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
+
 void* allocate(size_t bytes) {
   // Large blocks start on a huge page and ask for them: fewer page faults on first use, fewer TLB misses later.
   const bool large = bytes >= 2 * huge_page_bytes;
   void* data = std::aligned_alloc(large ? huge_page_bytes : BufferPool::alignment,
                                   large ? (bytes + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes : bytes);
-  if (!data) throw std::bad_alloc();
+  if (!data) throw OutOfMemory(bytes);
   if (large) madvise(data, bytes, MADV_HUGEPAGE);
   return data;
 }
@@ -30,7 +41,7 @@ void* allocate(size_t bytes) {
 // The address that malloc gave lies just before the block.
 void* allocate_small(size_t bytes) {
   void* raw = std::malloc(bytes + BufferPool::alignment + sizeof(void*));
-  if (!raw) throw std::bad_alloc();
+  if (!raw) throw OutOfMemory(bytes);
   const auto first = reinterpret_cast<uintptr_t>(raw) + sizeof(void*);
   void* data = reinterpret_cast<void*>((first + BufferPool::alignment - 1) / BufferPool::alignment * BufferPool::alignment);
   static_cast<void**>(data)[-1] = raw;

@@ -72,8 +72,8 @@ PyObject* raise_python() {
     error.restore();
   } catch (const Error&) {
     translate(std::current_exception(), nullptr);
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
+  } catch (const std::bad_alloc& error) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }

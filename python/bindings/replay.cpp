@@ -165,9 +165,10 @@ double difference(const TensorType& type, const PoolBuffer& found, const PoolBuf
   double largest = 0, worst = 0;
   for (int64_t k = 0; k < span_elements(type.shape, type.strides); ++k) {
     const double right = load(expected.data(), type.dtype, k), value = load(found.data(), type.dtype, k);
+    if (std::isfinite(right)) largest = std::max(largest, std::fabs(right));
     if ((std::isnan(right) && std::isnan(value)) || right == value) continue;
-    largest = std::max(largest, std::fabs(right));
-    worst = std::isfinite(right - value) ? std::max(worst, std::fabs(right - value)) : INFINITY;
+    if (!std::isfinite(right - value)) return INFINITY;
+    worst = std::max(worst, std::fabs(right - value));
   }
   return largest > 0 ? worst / largest : worst;
 }

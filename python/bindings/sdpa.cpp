@@ -35,7 +35,7 @@ SdpaContext& context() {
 }
 
 void check_number(double value, const char* name) {
-  if (std::isnan(value)) throw ShapeError(std::string("sdpa: ") + name + " is NaN");
+  if (std::isnan(value)) throw ShapeError(std::string("sdpa: ") + name + " is NaN, needed a number");
 }
 
 // One call, its tensors read: what both entries fill and run() takes.
@@ -215,7 +215,8 @@ PyObject* sdpa_call(PyObject*, PyObject* const* args, Py_ssize_t count) {
       double left = -1, right = -1;
       const bool understood = as_bool(option[0], o.is_causal) && as_bool(option[1], o.lower_right) && as_bool(option[2], o.enable_gqa) &&
                               as_number(option[3], left) && as_number(option[4], right) && as_number(option[5], o.dropout_p) &&
-                              as_number(option[7], o.softcap) && as_bool(option[8], o.with_lse);
+                              as_number(option[7], o.softcap) && as_bool(option[8], o.with_lse) &&
+                              (option[9] == Py_None || as_bool(option[9], o.deterministic));
       if (understood && option[6] != Py_None) o.has_scale = true;
       if (!understood || (o.has_scale && !as_number(option[6], o.scale))) {
         if (!prepared) Py_RETURN_NOTIMPLEMENTED;
@@ -230,7 +231,7 @@ PyObject* sdpa_call(PyObject*, PyObject* const* args, Py_ssize_t count) {
       for (size_t i = 0; i < 3; ++i)
         if (args[i] == Py_None) throw TypeError(std::string(argument_names[i]) + " is None; a tensor is needed");
       read_tensors(arguments, args, sdpa_operand_count);
-      o.deterministic = option[9] == Py_None ? torch_state().deterministic() : PyObject_IsTrue(option[9]) == 1;
+      if (option[9] == Py_None) o.deterministic = torch_state().deterministic();
       if (option[10] == Py_None) entry = context().cache.find(arguments.request, context().list());
       else entry = context().cache.find(arguments.request, executors_of(option[10]));
     } catch (const std::exception&) {

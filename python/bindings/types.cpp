@@ -78,8 +78,8 @@ void bind_types(nb::module_& m) {
         type.requires_grad = requires_grad && is_float(type.dtype);
         return type;
       },
-      nb::arg("tensor"), nb::arg("requires_grad") = false, nb::arg("what") = "tensor");
-  m.def("is_tensor", [](nb::handle object) { return is_tensor(object.ptr()); });
+      nb::arg("tensor").none(), nb::arg("requires_grad") = false, nb::arg("what") = "tensor");
+  m.def("is_tensor", [](nb::handle object) { return is_tensor(object.ptr()); }, nb::arg("object").none());
 
   nb::class_<Trace>(m, "Trace", "A straight-line program over typed values")
       .def_ro("name", &Trace::name)

@@ -6,9 +6,12 @@ DLPack. Python floats and ints are run-time values, unless the function uses an 
 program is made for that number. fulmen.jit, fulmen.grad and fulmen.value_and_grad are made of this.
 """
 
+import builtins
+import operator
 import warnings
 
 from fulmen import _core
+from fulmen._arguments import describe
 from fulmen._core import ShapeError, TypeError, UnsupportedError
 
 _float_dtypes = ("f16", "bf16", "f32", "f64")
@@ -148,8 +151,13 @@ def _index(array, index):
             dim += 1
         elif isinstance(item, Array) and not isinstance(item, Number):
             raise UnsupportedError("indexing with an array is not supported; use fulmen.ops.take_along_axis or fulmen.ops.index_select")
+        elif isinstance(item, bool):
+            raise UnsupportedError("indexing with a bool is not supported; use fulmen.ops.unsqueeze or fulmen.ops.where")
         else:
-            number = int(item.__index__())
+            try:
+                number = operator.index(item)
+            except builtins.TypeError:
+                raise TypeError(f"an index is {describe(item)}; an integer, a slice, None or ... is needed") from None
             size = array.shape[dim]
             if not -size <= number < size:
                 raise ShapeError(f"index {number} is out of range for dim {dim} of size {size}")
@@ -160,8 +168,9 @@ def _index(array, index):
 class Recording:
     """One trace being recorded."""
 
-    def __init__(self, name):
+    def __init__(self, name, autocast=None):
         self.recorder = _core.Recorder(name)
+        self.recorder.set_autocast(autocast)
         self.fixed = set()  # arguments whose numbers the program was made for
         self.constants = []  # arrays that the function closed over: hidden inputs
         self.constant_ids = []
@@ -227,14 +236,17 @@ class _Program:
         self.structure, self.taken, self.copied = structure, taken, copied
 
 
+_of_program = object()  # stands in `copied` where a result is the program's
+
+
 class TracedFunction:
     """A Python function over arrays, compiled for each kind of arguments it is called with."""
 
-    def __init__(self, function, executors=None, wanted=None, with_value=True):
+    def __init__(self, function, executors=None, wanted=None, autocast=None):
         self.function = function
         self.executors = executors
+        self.autocast = autocast
         self.wanted = wanted  # argument numbers that gradients are asked for; None: no gradient
-        self.with_value = with_value
         self.programs = {}
         self.builds = 0
         self.last = None
@@ -259,7 +271,7 @@ class TracedFunction:
         return self._run(program, leaves)
 
     def _build(self, args, kwargs, leaves, kind):
-        recording = Recording(self.__name__)
+        recording = Recording(self.__name__, self.autocast)
         wanted = set()
         if self.wanted is not None:
             at = 0
@@ -290,6 +302,8 @@ class TracedFunction:
             result = self.function(*traced_args, **traced_kwargs)
         finally:
             _current.pop()
+        if self.wanted is not None and not wanted:
+            raise TypeError(f"{self.__name__}: a gradient of argument {min(self.wanted, default=0)} is asked for, it has no array")
         outputs, structure = flatten(result)
         if self.wanted is not None and (len(outputs) != 1 or getattr(outputs[0], "shape", None) != ()):
             found = [list(getattr(o, "shape", ())) for o in outputs]
@@ -298,7 +312,7 @@ class TracedFunction:
         for output in outputs:
             if isinstance(output, Array):
                 ids.append(recording.operand(output))
-                copied.append(None)
+                copied.append(_of_program)
             else:
                 copied.append(output)
         recording.recorder.output(ids)
@@ -327,7 +341,7 @@ class TracedFunction:
             inputs.append(_seed_like(inputs))
         outputs, saved = program.compiled.forward(inputs)
         arrays = iter(outputs)
-        value = unflatten(program.structure, iter([next(arrays) if c is None else c for c in program.copied]))
+        value = unflatten(program.structure, iter([next(arrays) if c is _of_program else c for c in program.copied]))
         if self.wanted is None:
             return value
         grads = program.compiled.backward(saved, [1.0], None, True)
@@ -359,12 +373,24 @@ def _seed_like(inputs):
 def value_and_grad(function, argnums=0):
     """A function that gives (value, gradients): of `function`, whose one result has no dims, by the arguments of the
     numbers `argnums` (an int, or a tuple of them, then a tuple of gradients). Arguments may be nested."""
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    inner = function.function if isinstance(function, TracedFunction) else function
-    traced = TracedFunction(inner, getattr(function, "executors", None), wanted=set(numbers))
+    from fulmen._executors import resolve
+
+    if not callable(function):
+        raise TypeError(f"grad: a function is needed, found {type(function).__name__}")
+    try:
+        numbers = (operator.index(argnums),) if hasattr(argnums, "__index__") else tuple(map(operator.index, argnums))
+    except builtins.TypeError:
+        raise TypeError(f"grad: argnums is {describe(argnums)}; an int or a tuple of them is needed") from None
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise ShapeError(f"grad: argnums is {describe(argnums)}; numbers of arguments are needed, from 0 on and each once")
+    single = hasattr(argnums, "__index__")
+    inner, executors, autocast = function, None, None
+    if hasattr(function, "array_form"):  # of fulmen.jit: its executors and autocast hold here too
+        inner, (executors, autocast, _) = function.function, function.options
+    traced = TracedFunction(inner, resolve(executors), set(numbers), autocast)
 
     def call(*args, **kwargs):
-        if max(numbers, default=0) >= len(args):
+        if max(numbers) >= len(args):
             raise TypeError(f"{traced.__name__}: argument {max(numbers)} is asked for, {len(args)} are given by position")
         value, grads = traced(*args, **kwargs)
         at, by_number = 0, {}
@@ -373,7 +399,7 @@ def value_and_grad(function, argnums=0):
             if number in numbers:
                 by_number[number] = unflatten(structure, iter(grads[at : at + len(leaves)]))
             at += len(leaves)
-        return value, by_number[argnums] if isinstance(argnums, int) else tuple(by_number[n] for n in numbers)
+        return value, by_number[numbers[0]] if single else tuple(by_number[n] for n in numbers)
 
     call.__name__, call.__doc__, call.traced = traced.__name__, function.__doc__, traced
     return call

@@ -12,9 +12,10 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fulmen import _core
+from fulmen._arguments import read_corner, read_flag, read_number, read_probability, read_window
 from fulmen._attention_node import attention_node
 from fulmen._autograd import make_function
-from fulmen._core import ShapeError, TypeError, UnsupportedError
+from fulmen._core import Error, ShapeError, TypeError, UnsupportedError
 from fulmen._executors import resolve
 
 _torch_sdpa = F.scaled_dot_product_attention
@@ -39,16 +40,15 @@ def sdpa(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
         if isinstance(scale, torch.Tensor):
             q, scale = q * scale.to(q.dtype).reshape(()), 1.0
         return _torch_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if dropout_p == 0.0:
+    if type(dropout_p) in _numbers and dropout_p == 0.0:
         try:
             out = _plain(q, k, v, attn_mask, is_causal, scale, enable_gqa)
         except UnsupportedError:  # a claim that was revoked when it ran
             out = NotImplemented
         if out is not NotImplemented:
             return out
-    return _call(
-        "sdpa", (q, k, v, attn_mask, None, None, None, None, None), dropout_p, scale, _Options(bool(is_causal), enable_gqa=bool(enable_gqa))
-    )
+    options = _Options(read_flag("sdpa", "is_causal", is_causal), enable_gqa=read_flag("sdpa", "enable_gqa", enable_gqa))
+    return _call("sdpa", (q, k, v, attn_mask, None, None, None, None, None), dropout_p, scale, options)
 
 
 def attention(
@@ -84,15 +84,13 @@ def attention(
     (batch,), keys from there on are closed. return_lse: also give the log-sum-exp of each row, (..., heads, query_len)
     float32, as a second result. deterministic: None follows torch.use_deterministic_algorithms.
     """
-    if causal_corner not in _corners:
-        raise ShapeError(f"attention: causal_corner is {causal_corner!r}; 'upper_left' or 'lower_right' is needed")
-    left, right = _window(window)
+    lower_right = read_corner("attention", causal_corner)
+    left, right = _no_window if window is None else read_window("attention", window)
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         given, absent = ("cu_seqlens_q", "cu_seqlens_k") if cu_seqlens_k is None else ("cu_seqlens_k", "cu_seqlens_q")
         raise TypeError(f"attention: {given} is given and {absent} is not; packed sequences need both")
-    lower_right = causal_corner == "lower_right"
     handles = None if executors is None or is_compiling() else resolve(executors)  # a compiled program has a list of its own
-    if dropout_p == 0.0 and not is_compiling():
+    if type(dropout_p) in _numbers and dropout_p == 0.0 and not is_compiling():
         out = _run(
             q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, None, is_causal, lower_right, enable_gqa, left,
             right, 0.0, scale, softcap, return_lse, deterministic, handles, False,
@@ -100,14 +98,18 @@ def attention(
         if out is not NotImplemented:
             return out
     tensors = (q, k, v, mask, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths)
-    options = _Options(bool(is_causal), lower_right, bool(enable_gqa), left, right, float(softcap), bool(return_lse), deterministic, handles)
+    options = _Options(
+        read_flag("attention", "is_causal", is_causal), lower_right, read_flag("attention", "enable_gqa", enable_gqa), left, right,
+        read_number("attention", "softcap", softcap), read_flag("attention", "return_lse", return_lse),
+        None if deterministic is None else read_flag("attention", "deterministic", deterministic), handles,
+    )  # fmt: skip
     if is_compiling():
         return attention_node(tensors, dropout_p, scale, options)
     return _call("attention", tensors, dropout_p, scale, options)
 
 
-_corners = ("upper_left", "lower_right")
 _no_window = (-1, -1)
+_numbers = frozenset((float, int))
 
 
 class _Options:
@@ -121,18 +123,9 @@ class _Options:
         self.deterministic, self.executors = deterministic, executors
 
 
-def _window(window):
-    if window is None:
-        return _no_window
-    if isinstance(window, int):
-        window = (window, window)
-    left, right = window
-    return (-1 if left is None or left < 0 else int(left)), (-1 if right is None or right < 0 else int(right))
-
-
 def _call(name, tensors, dropout_p, scale, options):
     q = tensors[0]
-    fake = False
+    foreign = None  # of a subclass, which has operations of its own
     for tensor, argument in zip(tensors, _names):
         if tensor is None and argument not in ("q", "k", "v"):
             continue
@@ -142,10 +135,18 @@ def _call(name, tensors, dropout_p, scale, options):
             raise UnsupportedError(f"{name}: {argument} is a nested tensor; pack the sequences and give their cumulative lengths to fulmen.attention")
         if tensor.layout is not torch.strided:
             raise UnsupportedError(f"{name}: {argument} has layout {tensor.layout}; a strided tensor is needed")
-        fake = fake or tensor.device.type == "meta" or type(tensor) not in _plain_types
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ShapeError(f"{name}: dropout_p is {dropout_p}; it is a probability, from 0 to 1")
-    if fake:  # nothing to run: only the type of the result is wanted
+        if (tensor.device.type == "meta") != (q.device.type == "meta"):
+            raise TypeError(f"{name}: {argument} is on {tensor.device}, q is on {q.device}; all must be on one device")
+        if foreign is None and type(tensor) not in _plain_types:
+            foreign = argument, type(tensor)
+    dropout_p = read_probability(name, "dropout_p", dropout_p)
+    if foreign is not None:
+        argument, kind = foreign
+        if not kind.__module__.startswith("torch._subclasses"):  # PyTorch's own stand-ins for tensors run nothing
+            _say(f"{name}: PyTorch runs this call: {argument} is a {kind.__name__}, a subclass of torch.Tensor with operations of its own")
+        return _with_torch(name, tensors, dropout_p, scale, options)
+    if q.device.type == "meta":  # nothing to run: only the type of the result is wanted
+        _check_types(name, tensors, options)
         return _with_torch(name, tensors, dropout_p, scale, options)
     device = q.device
     try:
@@ -171,6 +172,19 @@ def _call(name, tensors, dropout_p, scale, options):
         return _with_torch(name, tensors, dropout_p, scale, options)
 
 
+def _check_types(name, tensors, options):
+    """The errors of the op's own rule, for tensors without memory."""
+    from fulmen._claims import claims
+
+    try:
+        claims(
+            "sdpa", *tensors[:4], sink=tensors[4], alibi_slopes=tensors[5], cu_seqlens_q=tensors[6], cu_seqlens_k=tensors[7],
+            key_lengths=tensors[8], is_causal=options.causal, enable_gqa=options.gqa, softcap=options.softcap, executors=[],
+        )  # fmt: skip
+    except Error as error:
+        raise type(error)(str(error).replace("claims: ", f"{name}: ", 1)) from None
+
+
 def transforms_active():
     """Whether a transform of torch.func, or forward-mode differentiation, watches what is called."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -189,10 +203,15 @@ def _with_number(name, tensors, scale):
     if scale is None or type(scale) is float:
         return tensors, scale
     if not isinstance(scale, torch.Tensor):
-        return tensors, float(scale)
+        return tensors, read_number(name, "scale", scale)
+    query = tensors[0]
+    if scale.layout is not torch.strided or scale.is_complex() or scale.is_quantized:
+        raise TypeError(f"{name}: scale has layout {scale.layout} and dtype {scale.dtype}; a number or a plain real tensor is needed")
     if scale.numel() != 1:
         raise ShapeError(f"{name}: scale has shape {list(scale.shape)}; a number or a tensor with one element is needed")
-    return (tensors[0] * scale.to(tensors[0].dtype).reshape(()), *tensors[1:]), 1.0
+    if scale.device.type not in (query.device.type, "cpu"):
+        raise TypeError(f"{name}: scale is on {scale.device}, q is on {query.device}; all must be on one device")
+    return (query * scale.to(query.dtype).reshape(()), *tensors[1:]), 1.0
 
 
 _said = set()

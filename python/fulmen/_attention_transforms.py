@@ -124,4 +124,6 @@ def _batch(name, size, dims, tensors, expand):
         tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
         tensor = tensor.reshape(tensor.shape[0], *[1] * (rank + 1 - tensor.dim()), *tensor.shape[1:])
         made.append(tensor.expand(size, *tensor.shape[1:]) if expand else tensor)
+    if not expand and all(dim is None for dim in dims[:3]):  # the mask alone is mapped over: the op doesn't broadcast to a mask
+        made[0] = made[0].expand(size, *made[0].shape[1:])
     return tuple(made)

@@ -1,14 +1,15 @@
 """fulmen.claims: which executor would run a call, and why the others would not. Nothing is run, no GPU is needed."""
 
-import builtins
 import functools
 import json
 
 from fulmen import _core
+from fulmen._arguments import describe, read_corner, read_flag, read_number, read_probability, read_window
 from fulmen._core import TypeError, UnsupportedError
 
 # Python argument -> operand of the op, in the op's order.
 _sdpa_operands = ("q", "k", "v", "attn_mask", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "key_lengths")
+_sdpa_by_position = ("q", "k", "v", "attn_mask", "dropout_p", "is_causal")
 
 
 class Claims:
@@ -92,7 +93,9 @@ def claims(op, *inputs, target=None, training=False, executors=None, determinist
     """
     from fulmen._executors import resolve
 
-    training, deterministic = bool(training), bool(deterministic)
+    if not isinstance(op, str):
+        raise TypeError(f"claims: op is {describe(op)}; the name of an op is needed")
+    training, deterministic = read_flag("claims", "training", training), read_flag("claims", "deterministic", deterministic)
     if target is not None and not isinstance(target, (str, _core.Target)):
         raise TypeError(f"claims: target is of type {type(target).__name__}; a name, the path of a description or one of fulmen.targets() is needed")
     key = _key(op, inputs, target, training, executors, deterministic, arguments)
@@ -187,29 +190,15 @@ _meta_dtypes = {
 }
 
 
-def _number(name, value):
-    try:
-        return float(value)
-    except (builtins.TypeError, ValueError):
-        raise TypeError(f"claims: {name} is {value!r}; a number is needed") from None
-
-
-def _window(window):
-    pair = (window, window) if isinstance(window, int) else window
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(w is None or isinstance(w, int) for w in pair):
-        raise TypeError(f"claims: window is {window!r}; an integer or (left, right) is needed, None for no limit")
-    return [-1 if w is None or w < 0 else w for w in pair]
-
-
 def _sdpa_call(inputs, arguments):
     arguments = dict(arguments)
     if "mask" in arguments:
         if "attn_mask" in arguments:
             raise TypeError("claims: mask and attn_mask are both given; they are the same argument")
         arguments["attn_mask"] = arguments.pop("mask")
-    if len(inputs) > 4:
-        raise TypeError(f"claims: sdpa takes q, k, v and attn_mask by position, {len(inputs)} arguments are given")
-    for name, value in zip(_sdpa_operands, inputs):
+    if len(inputs) > len(_sdpa_by_position):
+        raise TypeError(f"claims: sdpa takes {', '.join(_sdpa_by_position)} by position, {len(inputs)} arguments are given")
+    for name, value in zip(_sdpa_by_position, inputs):
         if name in arguments:
             raise TypeError(f"claims: {name} is given twice, by position and by name")
         arguments[name] = value
@@ -219,27 +208,24 @@ def _sdpa_call(inputs, arguments):
             raise TypeError(f"claims: sdpa needs {name}=, a tensor or a spec")
     names = ("query", "key", "value", "mask", "sink", "alibi_slopes", "query_offsets", "key_offsets", "key_lengths")
     operands = dict(zip(names, given))
-    dropout_p = _number("dropout_p", arguments.pop("dropout_p", 0.0))
-    attributes = {"is_causal": bool(arguments.pop("is_causal", False)), "dropout_p": dropout_p}
+    dropout_p = read_probability("claims", "dropout_p", arguments.pop("dropout_p", 0.0))
+    attributes = {"is_causal": read_flag("claims", "is_causal", arguments.pop("is_causal", False)), "dropout_p": dropout_p}
     if dropout_p > 0:
         operands["seed"] = "i64[2]"
     scale = arguments.pop("scale", None)
     if scale is not None:
-        attributes["scale"] = _number("scale", scale)
-    if arguments.pop("enable_gqa", False):
+        attributes["scale"] = read_number("claims", "scale", scale)
+    if read_flag("claims", "enable_gqa", arguments.pop("enable_gqa", False)):
         attributes["enable_gqa"] = True
     window = arguments.pop("window", None)
     if window is not None:
-        attributes["window_left"], attributes["window_right"] = _window(window)
-    corner = arguments.pop("causal_corner", "upper_left")
-    if corner not in ("upper_left", "lower_right"):
-        raise TypeError(f"claims: causal_corner is {corner!r}; 'upper_left' or 'lower_right' is needed")
-    if corner == "lower_right":
+        attributes["window_left"], attributes["window_right"] = read_window("claims", window)
+    if read_corner("claims", arguments.pop("causal_corner", "upper_left")):
         attributes["lower_right"] = True
-    softcap = _number("softcap", arguments.pop("softcap", 0.0))
+    softcap = read_number("claims", "softcap", arguments.pop("softcap", 0.0))
     if softcap:
         attributes["softcap"] = softcap
-    if arguments.pop("return_lse", False):
+    if read_flag("claims", "return_lse", arguments.pop("return_lse", False)):
         attributes["return_lse"] = True
     if arguments:
         raise TypeError(f"claims: sdpa has no argument '{next(iter(arguments))}'")

@@ -178,6 +178,8 @@ def explain(fn_or_module, *args, _executors=None, **kwargs):
     through Dynamo (its program runs once, in training if a parameter or argument wants a gradient); a function over
     arrays, or one of fulmen.jit, fulmen.grad, by calling it."""
     from fulmen._arrays import TracedFunction, flatten
+    from fulmen._executors import resolve
+    from fulmen._jit import made_of
 
     torch = sys.modules.get("torch")
     form = getattr(fn_or_module, "array_form", None)
@@ -185,14 +187,18 @@ def explain(fn_or_module, *args, _executors=None, **kwargs):
     is_torch = torch is not None and (
         isinstance(fn_or_module, torch.nn.Module) or any(isinstance(x, torch.Tensor) for x in flatten((args, kwargs))[0])
     )
+    inner, executors, autocast = made_of(fn_or_module)  # fulmen.jit's executors and autocast hold here too
+    executors = resolve(executors) if _executors is None else _executors
     if is_torch and not isinstance(traced, TracedFunction):
         from fulmen._explain_torch import explain_torch
 
-        return explain_torch(getattr(fn_or_module, "function", fn_or_module), args, kwargs, _executors)
+        return explain_torch(inner, args, kwargs, executors, autocast)
     if not isinstance(traced, TracedFunction):
-        if not callable(fn_or_module):
-            raise TypeError(f"explain: a function or a torch.nn.Module is needed, found {type(fn_or_module).__name__}")
-        traced = TracedFunction(getattr(fn_or_module, "function", fn_or_module), _executors)
+        if not callable(inner):
+            raise TypeError(f"explain: a function or a torch.nn.Module is needed, found {type(inner).__name__}")
+        if hasattr(inner, "traced"):  # fulmen.jit of fulmen.grad
+            return explain(inner, *args, _executors=_executors, **kwargs)
+        traced = TracedFunction(inner, executors, autocast=autocast)
     traced(*args, **kwargs)
     trace = traced.last.trace
     compiled = _core.compile(trace, traced.executors if _executors is None else _executors, training=traced.wanted is not None, keep_texts=True)

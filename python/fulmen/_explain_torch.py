@@ -1,5 +1,6 @@
 """fulmen.explain of PyTorch modules and functions: compiled afresh, run once, and told from the backend's reports."""
 
+import contextlib
 import warnings
 
 import torch
@@ -7,10 +8,11 @@ import torch
 from fulmen._explain import Explanation
 
 
-def explain_torch(fn, args, kwargs, executors):
+def explain_torch(fn, args, kwargs, executors, autocast=None):
     """Compiles `fn` by itself: nothing that was compiled before is touched. The call is made under the caller's modes
     (grad, autocast, training); its results are dropped."""
     from fulmen import torch_backend
+    from fulmen._jit import autocast_of
 
     options = {} if executors is None else {"executors": executors}
     fn = getattr(fn, "_orig_mod", fn)  # of torch.compile
@@ -28,7 +30,8 @@ def explain_torch(fn, args, kwargs, executors):
         with torch._dynamo.config.patch(limits), torch_backend.listen() as reports, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # fallbacks are told in the explanation
             compiled = torch.compile(fn, backend=backend)
-            result = compiled(*args, **kwargs)
+            with contextlib.nullcontext() if autocast is None else autocast_of(autocast, args, kwargs):
+                result = compiled(*args, **kwargs)
             _look_up_break_reasons(before, breaks)
             del result
     finally:

@@ -5,6 +5,7 @@ import functools
 import sys
 import weakref
 
+from fulmen._arguments import describe, read_flag
 from fulmen._core import TypeError
 
 
@@ -15,6 +16,10 @@ def jit(fn_or_module=None, *, executors=None, autocast=None, dynamic=None):
     "bf16" or "f16", that matrix products and attention run in, as torch.autocast; None follows the caller's. dynamic: as
     torch.compile's. Usable as a decorator, with or without arguments.
     """
+    if autocast is not None:
+        autocast = _autocast_dtype(autocast)
+    if dynamic is not None:
+        dynamic = read_flag("jit", "dynamic", dynamic)
     if fn_or_module is None:
         return functools.partial(jit, executors=executors, autocast=autocast, dynamic=dynamic)
     if not callable(fn_or_module):
@@ -25,7 +30,39 @@ def jit(fn_or_module=None, *, executors=None, autocast=None, dynamic=None):
     return _Function(fn_or_module, executors, autocast, dynamic)
 
 
+def _autocast_dtype(given):
+    """"bf16" or "f16", from their names and from torch's dtypes."""
+    name = {"bfloat16": "bf16", "float16": "f16", "half": "f16"}.get(word := str(given).rpartition(".")[2], word)
+    if name not in ("bf16", "f16"):
+        raise TypeError(f"jit: autocast is {describe(given)}; 'bf16', 'f16' or None is needed")
+    return name
+
+
 _reports = weakref.WeakKeyDictionary()  # a compiled module or function -> the backend's reports of its graphs
+
+
+_made_of = weakref.WeakKeyDictionary()  # a compiled module or function -> what was compiled, its executors, its autocast
+
+
+def made_of(fn):
+    """(function or module, executors, autocast) of what fulmen.jit gave; itself and None for anything else."""
+    if isinstance(fn, _Function):
+        return fn.function, *fn.options[:2]
+    try:
+        return _made_of.get(fn, (fn, None, None))
+    except builtins.TypeError:  # it can't be a key
+        return fn, None, None
+
+
+def autocast_of(name, args, kwargs):
+    """PyTorch's autocast to that dtype, on the device of the first tensor."""
+    import torch
+
+    from fulmen._arrays import flatten
+
+    tensors = [x for x in flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    device = tensors[0].device.type if tensors else "cpu"
+    return torch.autocast(device, dtype={"bf16": torch.bfloat16, "f16": torch.float16}[name])
 
 
 def _compile_torch(fn, executors, autocast, dynamic):
@@ -44,22 +81,17 @@ def _compile_torch(fn, executors, autocast, dynamic):
 
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
     _reports[compiled] = reports
+    _made_of[compiled] = fn, executors, autocast
     if autocast is None:
         return compiled
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}.get(str(autocast).rpartition(".")[2].replace("bfloat16", "bf16").replace("float16", "f16"))
-    if dtype is None:
-        raise TypeError(f"jit: autocast is {autocast!r}; 'bf16', 'f16' or None is needed")
 
     @functools.wraps(fn if not isinstance(fn, torch.nn.Module) else type(fn).forward)
     def call(*args, **kwargs):
-        from fulmen._arrays import flatten
-
-        tensors = [x for x in flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-        device = tensors[0].device.type if tensors else "cpu"
-        with torch.autocast(device, dtype=dtype):
+        with autocast_of(autocast, args, kwargs):
             return compiled(*args, **kwargs)
 
     _reports[call] = reports
+    _made_of[call] = fn, executors, autocast
     return call
 
 
@@ -88,10 +120,13 @@ class _Function:
         if self.array_form is None:
             from fulmen._executors import resolve
 
+            executors, autocast, _ = self.options
             if hasattr(self.function, "traced"):  # fulmen.grad of a function is compiled already
+                if executors is not None or autocast is not None:
+                    raise TypeError("jit: executors and autocast are of a whole function; give them to fulmen.jit inside fulmen.grad")
                 self.array_form = self.function
             else:
-                self.array_form = TracedFunction(self.function, resolve(self.options[0]))
+                self.array_form = TracedFunction(self.function, resolve(executors), autocast=autocast)
         return self.array_form(*args, **kwargs)
 
 

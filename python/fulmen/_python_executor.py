@@ -56,6 +56,8 @@ class PythonExecutor:
     def __init__(self, name, doc=""):
         if not isinstance(name, str) or not name.isidentifier():
             raise TypeError(f"executor: the name is {name!r}; a word of letters, digits and '_' is needed")
+        if not isinstance(doc, str):
+            raise TypeError(f"executor {name}: doc is a {type(doc).__name__}; a text is needed")
         self.name = name
         self._rules = {}
         self.handle = _core.make_python_executor(name, doc, self._claim, self._run)
@@ -68,10 +70,17 @@ class PythonExecutor:
         value, mask, sink and alibi_slopes (None where none is wanted); without it training calls are refused, and the
         next executor runs them. The function of sdpa may return (out, lse); with `backward` it must.
         """
-        if not _operand_names(op):
-            raise UnsupportedError(f"executor {self.name}: op '{op}' is not in the catalogue")
+        if not isinstance(op, str) or not _operand_names(op):
+            raise UnsupportedError(f"executor {self.name}: op {op!r} is not in the catalogue")
+        if backward is not None and op != "sdpa":
+            raise UnsupportedError(f"executor {self.name}: {op} has a backward; only sdpa's is the executor's own, other ops have a gradient rule")
+        for argument, given in (("checker", checker), ("backward", backward)):
+            if given is not None and not callable(given):
+                raise TypeError(f"executor {self.name}: {argument} is a {type(given).__name__}; a function is needed")
 
         def decorate(function):
+            if not callable(function):
+                raise TypeError(f"executor {self.name}: {op} is run by a {type(function).__name__}; a function is needed")
             self._rules[op] = _Rule(function, checker, backward, deterministic)
             return function
 

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import math
 import os
 import sys
 import traceback
@@ -115,7 +116,7 @@ def build_parser():
     c.add_argument("--dtype", metavar="LIST", help="fp32,bf16")
 
     c = add("targets", run_targets, "what can be compiled for or asked about")
-    c.add_argument("--save", nargs=2, metavar=("NAME", "FILE"), help="write a target's description to a JSON file")
+    c.add_argument("--save", nargs="+", metavar=("[NAME] FILE", ""), help="write a target's description to a JSON file; without a name that of the GPU at hand")
 
     add("executors", run_executors, "the executors, in the order they are asked, and whether each can be used here")
     return parser
@@ -292,7 +293,7 @@ def run_trace(options):
     worst = max(result.get("relative_difference", [0.0]), default=0.0)
     failed = not worst <= 0.01
     if options.json:
-        print(json.dumps({"trace": trace.name, "nodes": trace.node_count, "median_ms": median, **result}))
+        print(json.dumps(_finite({"trace": trace.name, "nodes": trace.node_count, "median_ms": median, **result}), allow_nan=False))
     else:
         print(f"{trace.name}: {trace.node_count} nodes, {len(result['instructions'])} kernels{', forward and backward' if result['training'] else ''}, {median:.3f} ms")
         for executor, text in result["instructions"]:
@@ -304,6 +305,15 @@ def run_trace(options):
     if failed:
         print(f"fulmen run: the result differs from the reference's by {worst:.3g} of its largest value", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _finite(value):
+    """The same, with null for infinities and NaN, which JSON doesn't have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def run_bench(options):
@@ -322,7 +332,10 @@ def run_bench(options):
 
 def run_targets(options):
     if options.save:
-        name, path = options.save
+        if len(options.save) > 2:
+            raise UsageError(f"--save: a name and a file are needed, {len(options.save)} words are given")
+        *names, path = options.save
+        name = names[0] if names else "cuda"
         _core.save_target(_target(name), path)
         print(json.dumps({"saved": path}) if options.json else f"wrote {path}")
         return 0

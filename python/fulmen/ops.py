@@ -5,7 +5,11 @@ Operands come first, then attributes; `axis=` and `keepdims=` are taken for the 
 `help(fulmen.ops.softmax)` shows an op's formula.
 """
 
+import builtins
+import operator
+
 from fulmen import _core
+from fulmen._arguments import describe
 from fulmen._core import TypeError
 
 # The standard's name -> the catalogue's.
@@ -72,7 +76,7 @@ def _make(name, entry):
             if key is None:
                 raise TypeError(f"{name}: there is no argument '{key}'; arguments: {', '.join([n for n, _ in operands] + names)}")
             values[key] = value
-        attrs = {k: _attribute(v, kinds[k]) for k, v in values.items()}
+        attrs = {k: _attribute(name, k, v, kinds[k]) for k, v in values.items()}
         if seeded:
             return _emit_seeded(op, operands, entry, given, attrs)
         return emit(op, given, **attrs)
@@ -97,11 +101,23 @@ def _attribute_name(key, kinds):
     return None
 
 
-def _attribute(value, kind):
-    if kind == "dims" and value is not None:
-        return tuple(int(v.__index__()) for v in value) if hasattr(value, "__iter__") else (int(value.__index__()),)
-    if kind == "integer" and value is not None and not isinstance(value, bool):
-        return int(value.__index__())
+def _attribute(op, name, value, kind):
+    from fulmen._arrays import Array, Number
+
+    if isinstance(value, Array) and not isinstance(value, Number):
+        raise TypeError(f"{op}: {name} is an array; it is part of the program, so a plain value is needed")
+    try:
+        if kind == "dims" and value is not None:
+            if hasattr(value, "__index__") and not getattr(value, "shape", None):
+                return (operator.index(value),)
+            if isinstance(value, (str, bytes, dict)):
+                raise TypeError
+            return tuple(map(operator.index, value))
+        if kind == "integer" and value is not None and not isinstance(value, bool):
+            return operator.index(value)
+    except builtins.TypeError:
+        needed = "an integer or a tuple of them" if kind == "dims" else "an integer"
+        raise TypeError(f"{op}: {name} is {describe(value)}; {needed} is needed") from None
     if kind == "number" and hasattr(value, "_fixed"):
         return float(value)
     if kind == "dtype" and value is not None:

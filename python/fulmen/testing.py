@@ -109,8 +109,9 @@ def check_executor(executor, ops=None, dtypes=None, *, layouts=True, gradients=T
     if chosen.unavailable_reason:
         raise UnsupportedError(f"check_executor: {chosen.name} can't be used here: {chosen.unavailable_reason}")
     known = [entry["name"] for entry in _core.ops()]
-    if isinstance(ops, str) or isinstance(dtypes, str):
-        raise TypeError("check_executor: ops and dtypes are lists of names")
+    for argument, given in (("ops", ops), ("dtypes", dtypes)):
+        if given is not None and (isinstance(given, (str, bytes)) or not hasattr(given, "__iter__")):
+            raise TypeError(f"check_executor: {argument} is {given!r}; a list of names is needed")
     for op in ops or ():
         if op not in known:
             raise UnsupportedError(f"check_executor: op {op!r} is not in the catalogue")

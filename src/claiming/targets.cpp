@@ -62,6 +62,8 @@ std::string lower(std::string_view text) {
 Target cpu_target() { return {}; }
 
 Target parse_target(std::string_view json, std::string name) {
+  if (const size_t first = json.find_first_not_of(" \t\r\n"); first == std::string_view::npos || json[first] != '{')
+    throw TypeError("target: " + name + " is no JSON object; `fulmen targets --save` writes a description");
   for (const char* key : {"deviceVer", "multiProcessorCount", "maxSharedMemoryPerBlockOptin", "deviceName"})
     if (!field(json, key)) throw TypeError("target: " + name + " has no field \"" + key + "\"; write one with `fulmen targets --save`");
   const auto version = number(json, "deviceVer");
@@ -84,7 +86,7 @@ Target find_target(std::string_view name) {
   if (wanted.starts_with("cuda:")) {
     int index = -1;
     const char *begin = wanted.data() + 5, *end = wanted.data() + wanted.size();
-    if (const auto [p, error] = std::from_chars(begin, end, index); error != std::errc{} || p != end)
+    if (const auto [p, error] = std::from_chars(begin, end, index); error != std::errc{} || p != end || index < 0)
       throw UnsupportedError("target: " + wanted + " is no device; cuda:0 is the first GPU");
     return cuda::Driver::require().target(index);
   }

@@ -222,7 +222,9 @@ void check_sdpa_call(const SdpaCall& call) {
   if (call.window_left < -1 || call.window_right < -1)
     shape_error("window is " + std::to_string(call.window_left) + " to the left, " + std::to_string(call.window_right) +
                 " to the right; needed 0 or more, or -1 for open");
-  if (!(call.softcap >= 0.0)) shape_error("softcap is " + to_string(AttrValue(call.softcap)) + ", needed 0 (none) or more");
+  if (!(call.softcap >= 0.0 && std::isfinite(call.softcap)))
+    shape_error("softcap is " + to_string(AttrValue(call.softcap)) + ", needed 0 (none) or a finite number above it");
+  if (std::isnan(call.scale)) shape_error("scale is NaN, needed a number");
 }
 
 bool is_canonical_sdpa(const std::vector<const TensorType*>& types) {

@@ -63,6 +63,8 @@ void check_operands(const OpDef& op, const std::vector<ValueId>& inputs) {
     if (!given && op.operands[i].need == Need::required)
       throw TypeError(op.name + ": operand '" + op.operands[i].name + "' is not given");
   }
+  for (size_t i = fixed; i < inputs.size(); ++i)
+    if (inputs[i] == no_value) throw TypeError(op.name + ": entry " + std::to_string(i - fixed) + " of " + op.operands[fixed].name + " is not given");
 }
 
 Device common_device(const OpDef& op, const CallTypes& call) {

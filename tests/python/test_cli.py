@@ -291,3 +291,31 @@ def test_a_reader_that_goes_away(tmp_path):
         f"{sys.executable} -m fulmen.cli targets | head -c 1", shell=True, capture_output=True, text=True, env=dict(os.environ)
     )
     assert "Traceback" not in done.stderr
+
+
+def test_run_finds_a_number_where_an_infinity_should_be(tmp_path, capsys):
+    numpy = pytest.importorskip("numpy")
+    wrong = fulmen.executor("finite_log")
+
+    @wrong.implements("log")
+    def log(x):
+        return numpy.zeros_like(numpy.asarray(x))
+
+    (tmp_path / "t.trace").write_text(
+        "trace t(x: f32[4]) {\n  zero: f32[4] = sub(x, x)\n  deep: f32[4] = log(zero)\n  return zero, deep\n}\n"
+    )
+    arguments = ["run", str(tmp_path / "t.trace"), "--check", "--json", "--executors"]
+    code, out, err = run(*arguments, "finite_log,cpu,reference", capsys=capsys)
+    assert code == 1 and "differs from the reference" in err
+    assert json.loads(out, parse_constant=pytest.fail)["relative_difference"] == [0.0, None]
+    code, out, _ = run(*arguments, "cpu,reference", capsys=capsys)
+    assert code == 0 and json.loads(out, parse_constant=pytest.fail)["relative_difference"] == [0.0, 0.0]
+
+
+def test_a_description_of_the_gpu_at_hand_needs_one(tmp_path, capsys):
+    if any(target.kind == "cuda" and not target.described for target in fulmen.targets()):
+        pytest.skip("a GPU is here")
+    code, _, err = run("targets", "--save", str(tmp_path / "mine.json"), capsys=capsys)
+    assert code == 1 and "no CUDA driver" in err
+    assert run("targets", "--save", "h200", str(tmp_path / "h200.json"), capsys=capsys)[0] == 0
+    assert run("targets", "--save", "a", "b", "c", capsys=capsys)[0] == 2

@@ -81,7 +81,7 @@ SPEC = "f32[1,2,8,16]"
         ([], {"scale": "x"}, "scale is 'x'"),
         ([], {"window": "ab"}, "window is 'ab'"),
         ([], {"window": (1, 2, 3)}, "window is"),
-        ([], {"causal_corner": "middle"}, "causal_corner is 'middle'"),
+        ([], {"causal_corner": 3}, "causal_corner is 3"),
         ([], {"softcap": []}, "softcap is"),
         ([], {"q": 3}, "query is of type int"),
         ([], {"q": [SPEC]}, "query is of type list"),

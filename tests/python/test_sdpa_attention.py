@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import fulmen
-from fulmen._attention import _Options, _window
+from fulmen._arguments import read_window
+from fulmen._attention import _Options
 from fulmen._attention_composed import composed_attention
 
 FEATURES = {
@@ -45,7 +46,7 @@ def operands(case, query_len, key_len):
 
 
 def right(tensors, case, lse=False):
-    left, right_ = _window(case.get("window"))
+    left, right_ = read_window("attention", case.get("window"))
     options = _Options(case.get("is_causal", False), case.get("causal_corner") == "lower_right", case.get("enable_gqa", False), left, right_, case.get("softcap", 0.0), lse)
     t = tensors
     # The composed form works in float32 inside: here every tensor is double and .float() must not narrow it.

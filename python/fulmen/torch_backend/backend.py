@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .._core import UnsupportedError
 from .._executors import resolve
 from .bodies import runs_in_transform
 from .bridge import Runner
@@ -112,18 +113,36 @@ def fulmen_backend(module: torch.fx.GraphModule, example_inputs, *, mode=None, o
         return _cuda_graph(module, report)
     if runs_in_transform(example_inputs):
         return _left_whole(module, report, "it is inside a torch.func transform")
+    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in example_inputs):  # Dynamo guards it: another tensor, another graph
+        return _left_whole(module, report, "an argument is a lazy negation (torch._neg_view); resolve_neg() makes it a plain tensor")
     compiler = _Compiler(report, options)
     recorded = report.recorded = record(module, example_inputs, Modes.ambient())
     if not recorded.node_count and not recorded.eager_nodes:
         return module.forward
     if not recorded.eager_nodes:
         whole = compiler.part(module, Modes.ambient(), "program")
-        whole.adopt(example_inputs, recorded)
+        try:
+            whole.adopt(example_inputs, recorded)
+        except UnsupportedError as error:
+            if options.executors is not None:
+                return _Refused(error)
+            whole.leave(error)
         # With fixed sizes there is one program, and nothing to choose; one that writes to its arguments looks at them first.
         return whole if whole.only is None or isinstance(whole.only, Runner) else whole.only
     mixed = compiler.mixed(module, recorded, Modes.ambient())
     _tell(recorded)
     return mixed.forward
+
+
+class _Refused:
+    """Stands for a graph that the executors asked for refuse. Dynamo would wrap an error of a backend in one of its own,
+    so the error waits for the call, which nothing runs before."""
+
+    def __init__(self, error: UnsupportedError):
+        self.error = error
+
+    def __call__(self, *_):
+        raise self.error.with_traceback(None)
 
 
 def _left_whole(module: torch.fx.GraphModule, report: Report, reason: str):
@@ -179,6 +198,8 @@ class _PartModule(torch.nn.Module):
         self.__dict__["part"] = part
 
     def forward(self, *arguments):
+        if any(isinstance(x, torch.Tensor) and x.is_neg() for x in arguments):  # what PyTorch's part of the graph may give
+            return self.part.module(*arguments)
         results = self.part(*arguments)
         return tuple(results) if isinstance(results, list) else results
 

@@ -131,6 +131,13 @@ _DEPTH = 6
 _PAIR_FIELDS = {"values": 0, "indices": 1}
 
 
+class _Unreadable:
+    """Stands for a tensor that no trace can hold (complex, sparse, an unknown dtype): what takes it stays with PyTorch."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+
 class GraphRecorder:
     """Walks one graph. `arguments` are the real or fake tensors and numbers it is called with."""
 
@@ -180,7 +187,13 @@ class GraphRecorder:
     def _placeholder(self, node, place: int) -> None:
         value = _concrete(self.arguments[place])
         if isinstance(value, torch.Tensor):
-            traced = self.recording.input(_short(node.name), value)
+            try:
+                traced = self.recording.input(_short(node.name), value)
+            except Unmapped as error:
+                if not self.probe:
+                    raise
+                self.env[node] = _Unreadable(str(error))
+                return
             self.recorded.tensor_arguments.append(place)
             self.argument_inputs[place] = traced
             traced.memory.input_index = place
@@ -211,6 +224,10 @@ class GraphRecorder:
         if node in self.transformed:
             self._leave(node, Unmapped("it is inside a torch.func transform"))
             return
+        for source in node.all_input_nodes:
+            if isinstance(self.env.get(source), _Unreadable):
+                self._leave(node, Unmapped(self.env[source].reason))
+                return
         try:
             self.env[node] = self._call(node)
         except (Unmapped, _core.Error, IndexError, builtins.TypeError) as error:
@@ -248,8 +265,8 @@ class GraphRecorder:
 
         try:
             return stand_in(example)
-        except Unmapped:
-            return None
+        except Unmapped as error:
+            return _Unreadable(str(error))
 
     def _attribute(self, node) -> None:
         value = self.module
@@ -385,6 +402,9 @@ class GraphRecorder:
     # results
 
     def _output(self, node) -> None:
+        for source in node.all_input_nodes:
+            if isinstance(self.env.get(source), _Unreadable):
+                self.recorded.eager_nodes[node] = self.env[source].reason
         if self.recorded.eager_nodes:
             return
         leaves, spec = torch.utils._pytree.tree_flatten(map_arg(node.args[0], self._lookup))

@@ -105,6 +105,11 @@ class Part:
             self.only = runner
         return runner
 
+    def leave(self, error: Exception) -> None:
+        """The graph runs as PyTorch's own from here on, and a warning says why."""
+        self._leave(str(error))
+        warnings.warn(f"fulmen: {self.name} runs with PyTorch: {error}", stacklevel=3)
+
     def _leave(self, reason: str) -> None:
         self.eager_reason = reason
         if self.on_left is not None:
@@ -152,6 +157,7 @@ class Part:
                 recorded = GraphRecorder(self.module, arguments, self.modes, self.name).run()
                 return self._keep(arguments, self.compile(recorded))
             except (Unmapped, _core.UnsupportedError) as error:
-                self._leave(str(error))
-                warnings.warn(f"fulmen: {self.name} runs with PyTorch: {error}", stacklevel=3)
+                if self.options.executors is not None and isinstance(error, _core.UnsupportedError):
+                    raise  # those that were asked for refuse
+                self.leave(error)
                 return self.module

@@ -25,8 +25,12 @@ function(fulmen_cpu_kernels library)
     add_library(${object} OBJECT ${ARG_SOURCES})
     target_compile_definitions(${object} PRIVATE FULMEN_TARGET=${target} FULMEN_TARGET_NAME="${target}")
     set(optimise -O3)
-    if(FULMEN_SANITIZE OR FULMEN_SANITIZE_THREAD)
+    if(FULMEN_SANITIZE_FLAGS AND FULMEN_SANITIZE_KERNELS)
       set(optimise -O1)  # checks in unrolled loops take minutes to compile
+    elseif(FULMEN_SANITIZE_FLAGS)
+      get_target_property(options ${object} COMPILE_OPTIONS)
+      list(REMOVE_ITEM options ${FULMEN_SANITIZE_FLAGS})
+      set_target_properties(${object} PROPERTIES COMPILE_OPTIONS "${options}")
     endif()
     # GCC 12 warns of its own intrinsics (uninitialised by design) and of copies between 16-bit floats and their bits.
     target_compile_options(${object} PRIVATE ${FULMEN_CPU_FLAGS_${target}} ${optimise} -ffp-contract=off -fno-math-errno -Wno-psabi -Wno-uninitialized
