@@ -127,13 +127,18 @@ std::vector<OpDef> arithmetic_ops() {
                            }));
   c_rest.shape = pointwise_shape_no_bool(Kind::number);
   add(std::move(c_rest));
-  const auto radius = [](Builder& b, ValueId a, ValueId c) { return b.add(b.emit1("square", {a}), b.emit1("square", {c})); };
-  add(binary_op({"atan2", "The angle of the point (b, a), in (-pi, pi].", Kind::floating, Autocast::widest, "nonzero",
-                 {"torch.atan2", "Tensor.atan2", "torch.arctan2"}},
+  // What d atan2 is made of: of / (a^2 + b^2), and 0 at the origin, where the angle has no derivative.
+  const auto over_radius = [](Builder& b, ValueId of, ValueId a, ValueId c) {
+    const ValueId radius = b.add(b.emit1("square", {a}), b.emit1("square", {c}));
+    const ValueId at_origin = compare(b, "eq", radius, 0.0);
+    return b.where(at_origin, number_like(b, radius, 0.0), b.div(of, radius));
+  };
+  add(binary_op({"atan2", "The angle of the point (b, a), in (-pi, pi]. The gradient at the origin is 0.", Kind::floating, Autocast::widest,
+                 "nonzero", {"torch.atan2", "Tensor.atan2", "torch.arctan2"}},
                 binary_gradient(
-                    [radius](Builder& b, ValueId a, ValueId c, ValueId, ValueId dy) { return b.mul(dy, b.div(c, radius(b, a, c))); },
-                    [radius](Builder& b, ValueId a, ValueId c, ValueId, ValueId dy) {
-                      return b.neg(b.mul(dy, b.div(a, radius(b, a, c))));
+                    [over_radius](Builder& b, ValueId a, ValueId c, ValueId, ValueId dy) { return b.mul(dy, over_radius(b, c, a, c)); },
+                    [over_radius](Builder& b, ValueId a, ValueId c, ValueId, ValueId dy) {
+                      return b.neg(b.mul(dy, over_radius(b, a, a, c)));
                     })));
   return ops;
 }

@@ -287,6 +287,8 @@ Dims transposed_result(const CallTypes& call) {
   for (size_t i = 0; i < count; ++i) {
     if (extra[i] >= std::max(g.stride[i], g.dilation[i]))
       call.shape_error("output_padding is " + to_string(extra) + ", needed less than stride or dilation");
+    if (extra[i] >= g.stride[i])  // no convolution has this one as its adjoint
+      throw UnsupportedError("convolution_transposed: output_padding is " + to_string(extra) + ", which isn't less than the stride; needed less");
     const int64_t size = (x[i + 2] - 1) * g.stride[i] - 2 * g.padding[i] + g.dilation[i] * (weight[i + 2] - 1) + extra[i] + 1;
     if (size < 1) call.shape_error("x is " + to_string(x) + ", whose result would have size " + std::to_string(size) + "; needed 1 or more");
     result.push_back(size);

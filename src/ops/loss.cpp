@@ -1,9 +1,10 @@
-// Losses: nll_loss, mse_loss, l1_loss, smooth_l1_loss, huber_loss, binary_cross_entropy_with_logits, kl_div. Composites of
+// Losses: nll_loss, mse_loss, l1_loss, smooth_l1_loss, huber_loss, binary_cross_entropy (also with logits), kl_div. Composites of
 // pointwise ops and one sum, so that they fuse; 16-bit floats are computed in f32. cross_entropy has a file of its own.
 #include <cmath>
 
 #include "ops/axes.h"
 #include "ops/families.h"
+#include "ops/pointwise_entry.h"  // for_operand
 
 namespace fulmen {
 
@@ -182,6 +183,75 @@ OpDef nll_loss_op() {
   };
 }
 
+// x and target of one shape, weights that broadcast to it.
+std::vector<TensorType> weighted_pair_shape(const CallTypes& call) {
+  const size_t operands = call.op.operands.size();
+  for (size_t i = 0; i < operands; ++i)
+    if (call.has(i)) need_float(call, i);
+  if (call[0].shape != call[1].shape)
+    call.shape_error("x is " + to_string(call[0].shape) + ", target is " + to_string(call[1].shape) + "; needed equal");
+  for (size_t i = 2; i < operands; ++i)
+    if (call.has(i) && broadcast_shapes(call[0].shape, call[i].shape) != call[0].shape)
+      call.shape_error(operand_name(call.op, i) + " is " + to_string(call[i].shape) + ", must broadcast to x, " + to_string(call[0].shape));
+  return {contiguous_type(pair_dtype(call), checked_reduction(call) == "none" ? call[0].shape : Dims{})};
+}
+
+ValueId logarithm_from_minus_100(Builder& b, ValueId x) { return b.emit1("clamp", {b.log(x)}, {{"min", -100.0}}); }
+
+// -(t log x + (1 - t) log(1 - x)). Its gradient has a rule: that of the logarithms is infinite at 0, where their bound holds.
+OpDef probability_op() {
+  return {
+      {.name = "binary_cross_entropy"},
+      /*doc=*/
+      "-(t log(x) + (1 - t) log(1 - x)), times weight; t is target, in x's shape, x a probability. Logarithms are at least -100, and "
+      "the gradient of x is (x - t) / max(x (1 - x), 1e-12). weight broadcasts to x.",
+      /*operands=*/{{"x"}, {"target"}, {"weight", Need::optional}},
+      /*attributes=*/{reduction_attribute()},
+      /*shape=*/weighted_pair_shape,
+      /*meaning=*/Decomposition{[](Builder& b, const Node& node) -> std::vector<ValueId> {
+        const Pair pair = wide_pair(b, node);
+        const ValueId one = b.number(1.0, pair.dtype);
+        const ValueId of_true = b.mul(pair.target, logarithm_from_minus_100(b, pair.x));
+        const ValueId of_false = b.mul(b.sub(one, pair.target), logarithm_from_minus_100(b, b.sub(one, pair.x)));
+        ValueId loss = b.neg(b.add(of_true, of_false));
+        if (node.inputs[2] != no_value) loss = b.mul(loss, b.convert(node.inputs[2], pair.dtype));
+        return {reduced(b, loss, node.attrs, pair.result)};
+      }},
+      /*gradient=*/GradientRule{[](Builder& b, const GradientArgs& args) -> std::vector<ValueId> {
+        std::vector<ValueId> grads(3, no_value);
+        if (args.output_grads[0] == no_value) return grads;
+        if (args.need[2])
+          throw UnsupportedError("binary_cross_entropy: weight wants a gradient, which isn't supported; needed a weight without one");
+        const Pair pair = wide_pair(b, args.node);
+        ValueId dy = b.convert(args.output_grads[0], pair.dtype);
+        if (args.inputs[2] != no_value) dy = b.mul(dy, b.convert(args.inputs[2], pair.dtype));
+        if (args.node.attrs.get_text("reduction") == "mean")
+          dy = b.div(dy, b.number(static_cast<double>(b.type(args.inputs[0]).element_count()), pair.dtype));
+        const ValueId one = b.number(1.0, pair.dtype), other = b.sub(one, pair.x);
+        if (args.need[0]) {
+          const ValueId spread = b.emit1("clamp", {b.mul(pair.x, other)}, {{"min", 1e-12}});
+          grads[0] = for_operand(b, args, 0, b.mul(dy, b.div(difference(b, pair), spread)));
+        }
+        if (args.need[1])
+          grads[1] = for_operand(b, args, 1, b.mul(dy, b.sub(b.log(other), b.log(pair.x))));
+        return grads;
+      }},
+      /*autocast=*/Autocast::fp32,
+      /*samples=*/
+      {{{"mean", {"f32[5,7]!", "f32[5,7]!", "none"}, {}, "unit"},
+        {"sum", {"f32[5,7]!", "f32[5,7]", "none"}, {{"reduction", std::string("sum")}}, "unit"},
+        {"weighted", {"f32[5,7]!", "f32[5,7]", "f32[7]"}, {{"reduction", std::string("none")}}, "unit"},
+        {"strided", {"f32[5,7]{stride=1,5}!", "f32[5,7]{stride=0,1}!", "none"}, {}, "unit"},
+        {"nothing", {"f32[0,3]!", "f32[0,3]", "none"}, {{"reduction", std::string("sum")}}},
+        {"bf16", {"bf16[3,19]!", "bf16[3,19]!", "none"}, {}, "unit"},
+        {"f64", {"f64[3,5]!", "f64[3,5]!", "none"}, {}, "unit"}},
+       {{{"shapes", {"f32[5,7]", "f32[7]", "none"}, {}}, "ShapeError", "x is [5,7], target is [7]; needed equal"},
+        {{"weight_shape", {"f32[5,7]", "f32[5,7]", "f32[5]"}, {}}, "ShapeError", "weight is [5], must broadcast to x"},
+        {{"integers", {"f32[5]", "i64[5]", "none"}, {}}, "TypeError", "target is i64, needed a float dtype"}}},
+      /*torch=*/{},
+  };
+}
+
 OpDef binary_op() {
   return {
       {.name = "binary_cross_entropy_with_logits"},
@@ -190,16 +260,7 @@ OpDef binary_op() {
       "broadcast to it.",
       /*operands=*/{{"x"}, {"target"}, {"weight", Need::optional}, {"pos_weight", Need::optional}},
       /*attributes=*/{reduction_attribute()},
-      /*shape=*/[](const CallTypes& call) -> std::vector<TensorType> {
-        for (size_t i = 0; i < 4; ++i)
-          if (call.has(i)) need_float(call, i);
-        if (call[0].shape != call[1].shape)
-          call.shape_error("x is " + to_string(call[0].shape) + ", target is " + to_string(call[1].shape) + "; needed equal");
-        for (size_t i = 2; i < 4; ++i)
-          if (call.has(i) && broadcast_shapes(call[0].shape, call[i].shape) != call[0].shape)
-            call.shape_error(operand_name(call.op, i) + " is " + to_string(call[i].shape) + ", must broadcast to x, " + to_string(call[0].shape));
-        return {contiguous_type(pair_dtype(call), checked_reduction(call) == "none" ? call[0].shape : Dims{})};
-      },
+      /*shape=*/weighted_pair_shape,
       /*meaning=*/Decomposition{[](Builder& b, const Node& node) -> std::vector<ValueId> {
         const Pair pair = wide_pair(b, node);
         const ValueId one = b.number(1.0, pair.dtype);
@@ -253,6 +314,7 @@ std::vector<OpDef> loss_ops() {
                         "gives 0. reduction: none, sum, mean, or batchmean, which divides by the first dim.",
                         {{"log_target", AttrKind::boolean, false}}, divergence, std::move(divergence_samples),
                         {"torch.nn.functional.kl_div"}));
+  ops.push_back(probability_op());
   ops.push_back(binary_op());
   return ops;
 }

@@ -15,10 +15,25 @@ namespace {
 
 using Formula = std::function<ValueId(Builder&, ValueId x, const Attributes&)>;
 
-// y = formula(x) in x's float dtype, in f32 for 16-bit floats, integers and bool.
+// dx from dy, in the dtype that the formula computes in.
+using Slope = std::function<ValueId(Builder&, ValueId x, ValueId dy, const Attributes&)>;
+
+GradientRule slope_rule(Slope slope) {
+  return [slope = std::move(slope)](Builder& b, const GradientArgs& args) -> std::vector<ValueId> {
+    if (!args.need[0] || args.output_grads[0] == no_value) return {no_value};
+    const DType wide = compute_dtype(float_result(b.type(args.inputs[0]).dtype));
+    const ValueId dx = slope(b, b.convert(args.inputs[0], wide), b.convert(args.output_grads[0], wide), args.node.attrs);
+    return {for_operand(b, args, 0, dx)};
+  };
+}
+
+// y = formula(x) in x's float dtype, in f32 for 16-bit floats, integers and bool. A slope is given where the formula's own
+// gradient would be wrong at single points: 0 times infinity, or a bound that two pieces share.
 OpDef formula_op(const char* name, const char* doc, const char* domain, std::vector<AttrDef> attributes, Formula formula,
-                 std::vector<std::string> torch, Autocast autocast = Autocast::keep) {
+                 std::vector<std::string> torch, Autocast autocast = Autocast::keep, Slope slope = nullptr) {
   std::vector<Sample> good = unary_samples(domain);
+  std::variant<GradientRule, NotDifferentiable, ByDecomposition> gradient = ByDecomposition{};
+  if (slope) gradient = slope_rule(std::move(slope));
   return OpDef{{.name = name},
                doc,
                {{"x"}},
@@ -29,7 +44,7 @@ OpDef formula_op(const char* name, const char* doc, const char* domain, std::vec
                  const ValueId x = b.convert(node.inputs[0], compute_dtype(result));
                  return {b.convert(formula(b, x, node.attrs), result)};
                }},
-               ByDecomposition{},
+               std::move(gradient),
                autocast,
                {std::move(good), {{{"two_operands", {"f32[2]", "f32[2]"}, {}}, "TypeError", "got 2 operands, takes at most 1"}}},
                std::move(torch)};
@@ -40,6 +55,14 @@ AttrDef number_attribute(const char* name, double fallback) { return {name, Attr
 ValueId square(Builder& b, ValueId x) { return b.emit1("square", {x}); }
 ValueId root(Builder& b, ValueId x) { return b.emit1("sqrt", {x}); }
 ValueId clamp(Builder& b, ValueId x, double low, double high) { return b.emit1("clamp", {x}, {{"min", low}, {"max", high}}); }
+// Where low < x < high or x is NaN, dy; 0 elsewhere, at the bounds too.
+ValueId between(Builder& b, ValueId x, ValueId dy, double low, double high) {
+  return b.where(b.emit1("logical_or", {compare(b, "le", x, low), compare(b, "ge", x, high)}), number_like(b, dy, 0.0), dy);
+}
+// log(2 x) for x so large that x^2 + 1 is x^2, `otherwise` elsewhere: squares overflow there.
+ValueId log_of_double_if_large(Builder& b, ValueId x, ValueId otherwise) {
+  return b.where(compare(b, "gt", x, 1e10), b.add(b.log(x), std::numbers::ln2), otherwise);
+}
 ValueId cosine_of_arcsine(Builder& b, ValueId x) { return root(b, b.mul(one_minus(b, x), b.add(x, 1.0))); }
 
 std::vector<OpDef> inverse_and_hyperbolic() {
@@ -47,10 +70,12 @@ std::vector<OpDef> inverse_and_hyperbolic() {
   const auto add = [&](OpDef op) { ops.push_back(std::move(op)); };
   add(formula_op("asin", "The angle in [-pi/2, pi/2] whose sine is x; NaN outside [-1, 1].", "unit", {},
                  [](Builder& b, ValueId x, const Attributes&) { return b.emit1("atan2", {x, cosine_of_arcsine(b, x)}); },
-                 {"torch.asin", "Tensor.asin", "torch.arcsin"}, Autocast::fp32));
+                 {"torch.asin", "Tensor.asin", "torch.arcsin"}, Autocast::fp32,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) { return b.div(dy, cosine_of_arcsine(b, x)); }));
   add(formula_op("acos", "The angle in [0, pi] whose cosine is x; NaN outside [-1, 1].", "unit", {},
                  [](Builder& b, ValueId x, const Attributes&) { return b.emit1("atan2", {cosine_of_arcsine(b, x), x}); },
-                 {"torch.acos", "Tensor.acos", "torch.arccos"}, Autocast::fp32));
+                 {"torch.acos", "Tensor.acos", "torch.arccos"}, Autocast::fp32,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) { return b.neg(b.div(dy, cosine_of_arcsine(b, x))); }));
   add(formula_op("atan", "The angle in (-pi/2, pi/2) whose tangent is x.", "normal", {},
                  [](Builder& b, ValueId x, const Attributes&) { return b.emit1("atan2", {x, number_like(b, x, 1.0)}); },
                  {"torch.atan", "Tensor.atan", "torch.arctan"}));
@@ -66,19 +91,24 @@ std::vector<OpDef> inverse_and_hyperbolic() {
                  [](Builder& b, ValueId x, const Attributes&) {
                    const ValueId x2 = square(b, x), size = b.emit1("abs", {x});
                    const ValueId rest = b.div(x2, b.add(root(b, b.add(x2, 1.0)), 1.0));
-                   return b.mul(b.emit1("sign", {x}), b.emit1("log1p", {b.add(size, rest)}));
+                   return b.mul(b.emit1("sign", {x}), log_of_double_if_large(b, size, b.emit1("log1p", {b.add(size, rest)})));
                  },
-                 {"torch.asinh", "Tensor.asinh", "torch.arcsinh"}));
+                 {"torch.asinh", "Tensor.asinh", "torch.arcsinh"}, Autocast::keep,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) { return b.div(dy, root(b, b.add(square(b, x), 1.0))); }));
   add(formula_op("acosh", "The number >= 0 whose cosh is x: log(x + sqrt(x - 1) sqrt(x + 1)); NaN below 1.", "above_one", {},
                  [](Builder& b, ValueId x, const Attributes&) {
-                   return b.log(b.add(x, b.mul(root(b, b.add(x, -1.0)), root(b, b.add(x, 1.0)))));
+                   return log_of_double_if_large(b, x, b.log(b.add(x, b.mul(root(b, b.add(x, -1.0)), root(b, b.add(x, 1.0))))));
                  },
-                 {"torch.acosh", "Tensor.acosh", "torch.arccosh"}));
+                 {"torch.acosh", "Tensor.acosh", "torch.arccosh"}, Autocast::keep,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) {
+                   return b.div(dy, b.mul(root(b, b.add(x, -1.0)), root(b, b.add(x, 1.0))));
+                 }));
   add(formula_op("atanh", "The number whose tanh is x: log1p(2 x / (1 - x)) / 2; NaN outside [-1, 1].", "unit", {},
                  [](Builder& b, ValueId x, const Attributes&) {
                    return b.mul(b.emit1("log1p", {b.div(b.mul(x, 2.0), one_minus(b, x))}), 0.5);
                  },
-                 {"torch.atanh", "Tensor.atanh", "torch.arctanh"}));
+                 {"torch.atanh", "Tensor.atanh", "torch.arctanh"}, Autocast::keep,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) { return b.div(dy, b.mul(one_minus(b, x), b.add(x, 1.0))); }));
   add(formula_op("exp2", "2^x.", "normal", {},
                  [](Builder& b, ValueId x, const Attributes&) { return b.exp(b.mul(x, std::numbers::ln2)); },
                  {"torch.exp2", "Tensor.exp2", "torch.special.exp2"}));
@@ -91,14 +121,18 @@ std::vector<OpDef> inverse_and_hyperbolic() {
 std::vector<OpDef> further_activations() {
   std::vector<OpDef> ops;
   const auto add = [&](OpDef op) { ops.push_back(std::move(op)); };
-  add(formula_op("relu6", "min(max(x, 0), 6).", "normal", {},
-                 [](Builder& b, ValueId x, const Attributes&) { return clamp(b, x, 0.0, 6.0); }, {"torch.nn.functional.relu6"}));
-  add(formula_op("hardtanh", "min(max(x, min_val), max_val).", "normal", {number_attribute("min_val", -1.0), number_attribute("max_val", 1.0)},
+  add(formula_op("relu6", "min(max(x, 0), 6). The gradient at the bounds is 0.", "normal", {},
+                 [](Builder& b, ValueId x, const Attributes&) { return clamp(b, x, 0.0, 6.0); }, {}, Autocast::keep,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) { return between(b, x, dy, 0.0, 6.0); }));
+  add(formula_op("hardtanh", "min(max(x, min_val), max_val). The gradient at the bounds is 0.", "normal", {number_attribute("min_val", -1.0), number_attribute("max_val", 1.0)},
                  [](Builder& b, ValueId x, const Attributes& attrs) { return clamp(b, x, attrs.get_float("min_val"), attrs.get_float("max_val")); },
-                 {"torch.nn.functional.hardtanh"}));
-  add(formula_op("hardsigmoid", "min(max(x + 3, 0), 6) / 6.", "normal", {},
+                 {}, Autocast::keep, [](Builder& b, ValueId x, ValueId dy, const Attributes& attrs) {
+                   return between(b, x, dy, attrs.get_float("min_val"), attrs.get_float("max_val"));
+                 }));
+  add(formula_op("hardsigmoid", "min(max(x + 3, 0), 6) / 6. The gradient at the bounds is 0.", "normal", {},
                  [](Builder& b, ValueId x, const Attributes&) { return b.mul(clamp(b, b.add(x, 3.0), 0.0, 6.0), 1.0 / 6.0); },
-                 {"torch.nn.functional.hardsigmoid"}));
+                 {"torch.nn.functional.hardsigmoid"}, Autocast::keep,
+                 [](Builder& b, ValueId x, ValueId dy, const Attributes&) { return b.mul(between(b, x, dy, -3.0, 3.0), 1.0 / 6.0); }));
   add(formula_op("hardswish", "x min(max(x + 3, 0), 6) / 6.", "normal", {},
                  [](Builder& b, ValueId x, const Attributes&) { return b.mul(b.mul(x, clamp(b, b.add(x, 3.0), 0.0, 6.0)), 1.0 / 6.0); },
                  {"torch.nn.functional.hardswish"}));

@@ -187,6 +187,49 @@ def test_op_db(info, dtype_name):
     assert not counts["failed"], "\n".join(said)
 
 
+# Calls whose gradient has corners: where operands are equal, at a bound, at 0. Samples with every float 0, or rounded to whole
+# numbers from -2 to 2, stand on them.
+CORNERS = """
+abs acos acosh amax amin asin asinh atan2 atanh clamp clamp_max clamp_min copysign cumprod fmax fmin hypot linalg.norm
+linalg.vector_norm logaddexp logsumexp max maximum mean min minimum nn.functional.adaptive_max_pool1d
+nn.functional.adaptive_max_pool2d nn.functional.binary_cross_entropy nn.functional.celu nn.functional.cosine_similarity
+nn.functional.elu nn.functional.hardshrink nn.functional.hardsigmoid nn.functional.hardswish nn.functional.hardtanh
+nn.functional.huber_loss nn.functional.l1_loss nn.functional.layer_norm nn.functional.leaky_relu nn.functional.max_pool2d
+nn.functional.normalize nn.functional.pairwise_distance nn.functional.prelu nn.functional.relu nn.functional.relu6
+nn.functional.rms_norm nn.functional.selu nn.functional.smooth_l1_loss nn.functional.softplus nn.functional.softshrink
+nn.functional.softsign nn.functional.threshold norm pow prod quantile renorm sign sinc softmax sqrt square std std_mean var
+var_mean where
+""".split()
+AT_CORNERS = {"zeros": torch.zeros_like, "whole_numbers": lambda t: t.round().clamp(-2, 2)}
+
+
+def corner_infos():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [info for info in op_db if info.name in CORNERS and "cutedsl" not in info.variant_test_name]  # large ones
+
+
+@pytest.mark.parametrize("values", AT_CORNERS)
+@pytest.mark.parametrize("info", corner_infos(), ids=lambda i: f"{i.name}{'.' + i.variant_test_name if i.variant_test_name else ''}")
+def test_corners(info, values):
+    def moved(value):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return AT_CORNERS[values](value.detach()).requires_grad_(value.requires_grad)
+        return value
+
+    torch.manual_seed(0)
+    for number, sample in enumerate(info.sample_inputs("cpu", torch.float32, requires_grad=info.supports_autograd)):
+        if number >= 6:
+            break
+        sample.input, sample.args, sample.kwargs = torch.utils._pytree.tree_map(moved, (sample.input, tuple(sample.args), sample.kwargs))
+        if info.name == "nn.functional.binary_cross_entropy":  # takes probabilities
+            sample.input = sample.input.detach().abs().clamp(max=1).requires_grad_(sample.input.requires_grad)
+        try:
+            run_sample(info, sample, torch.float32)
+        except AssertionError as error:
+            raise AssertionError(f"sample {number} {sample.summary()}: {error}") from error
+
+
 def main(names):
     totals = collections.Counter()
     for info in op_infos():

@@ -74,7 +74,9 @@ def _batch_norm(r: Recording, input, weight, bias, running_mean, running_var, tr
 
 @call("torch.ops.aten.prelu.default", "torch.ops.aten._prelu_kernel.default", "torch.prelu", "torch.nn.functional.prelu")
 def _prelu(r: Recording, input: Traced, weight: Traced):
-    if weight.count > 1 and input.rank > 1 and weight.rank == 1:
+    if weight.count == 1:
+        weight = r.reshape(weight, ())
+    elif input.rank > 1 and weight.rank == 1:
         weight = r.reshape(weight, (1, weight.count) + (1,) * (input.rank - 2))
     return r.emit("where", r.emit("gt", input, 0), input, r.emit("mul", weight, input))
 
@@ -165,6 +167,10 @@ def _fma(r: Recording, a, b, c):
 
 @call("torch.var_mean", "Tensor.var_mean", "torch.functional.var_mean", "torch.ops.aten.var_mean.correction")
 def _var_mean(r: Recording, input: Traced, *args, **kwargs):
+    return _spread_and_mean(r, "var", input, *args, **kwargs)
+
+
+def _spread_and_mean(r: Recording, spread: str, input: Traced, *args, **kwargs):
     from .calls_math import _dims
 
     correction = kwargs.pop("correction", None)
@@ -173,13 +179,12 @@ def _var_mean(r: Recording, input: Traced, *args, **kwargs):
     if correction is None:
         correction = 0 if given.get("unbiased") is False else 1
     options = {"keepdim": bool(given.get("keepdim", False)), **_dims(given.get("dim"))}
-    return r.emit("var", input, correction=correction, **options), r.emit("mean", input, **options)
+    return r.emit(spread, input, correction=correction, **options), r.emit("mean", input, **options)
 
 
 @call("torch.std_mean", "Tensor.std_mean", "torch.functional.std_mean", "torch.ops.aten.std_mean.correction")
 def _std_mean(r: Recording, input: Traced, *args, **kwargs):
-    var, mean = _var_mean(r, input, *args, **kwargs)
-    return r.emit("sqrt", var), mean
+    return _spread_and_mean(r, "std", input, *args, **kwargs)
 
 
 @call("torch.ops.aten._trilinear.default")

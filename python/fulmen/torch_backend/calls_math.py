@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
@@ -58,7 +59,7 @@ def _floor_divide(r: Recording, input, other):
     return r.emit("div", input, other, rounding="floor")
 
 
-@call("torch.pow", "Tensor.pow", "operator.pow", "Tensor.__pow__", "torch.float_power")
+@call("torch.pow", "Tensor.pow", "operator.pow", "Tensor.__pow__")
 def _pow(r: Recording, input, exponent, **kwargs):
     ignore(kwargs)
     if isinstance(input, Traced) and input.dtype != "bool" and exponent == 2 and isinstance(exponent, int):
@@ -77,6 +78,38 @@ def _pow(r: Recording, input, exponent, **kwargs):
         if exponent == -1:
             return r.emit("reciprocal", input)
     return r.emit("pow", input, exponent)
+
+
+@call("torch.float_power", "Tensor.float_power")
+def _float_power(r: Recording, input, exponent):
+    """The power in f64, whatever the dtypes."""
+    return _pow(r, *(r.convert(x, "f64") if isinstance(x, Traced) else x for x in (input, exponent)))
+
+
+@call("torch.xlogy", "Tensor.xlogy", "torch.special.xlogy", "torch.ops.aten.xlogy.Tensor")
+def _xlogy(r: Recording, input, other):
+    """input log(other), and 0 where input is 0 (a NaN beside it stays): there the logarithm's gradient may be infinite."""
+    is_zero = r.emit("eq", input, 0)
+    without_log = r.emit("logical_and", is_zero, r.emit("le", other, 0)) if isinstance(other, Traced) or other <= 0 else None
+    if without_log is not None:
+        other = r.emit("where", without_log, 1.0, other)
+    return r.emit("mul", input, r.emit("log", other) if isinstance(other, Traced) else math.log(other))
+
+
+@call("torch.sinc", "Tensor.sinc", "torch.special.sinc", "torch.ops.aten.sinc.default")
+def _sinc(r: Recording, input):
+    """sin(pi x) / (pi x), 1 with gradient 0 at 0."""
+    is_zero = r.emit("eq", input, 0)
+    angle = r.emit("mul", r.emit("where", is_zero, 1.0, input), math.pi)
+    return r.emit("where", is_zero, 1.0, r.emit("div", r.emit("sin", angle), angle))
+
+
+@call("torch.logit", "Tensor.logit", "torch.special.logit", "torch.ops.aten.logit.default")
+def _logit(r: Recording, input, eps=None):
+    if eps is not None:
+        above = r.emit("where", r.emit("gt", input, 1 - eps), 1 - eps, input)
+        input = r.emit("where", r.emit("lt", input, eps), eps, above)
+    return r.emit("sub", r.emit("log", input), r.emit("log1p", r.emit("neg", input)))
 
 
 @call("Tensor.__rpow__")
@@ -102,12 +135,21 @@ def _clamp(r: Recording, input, min=None, max=None, **kwargs):
         if input.is_float or all(b is None or not isinstance(b, float) for b in (low, high)):
             limits = {name: bound for name, bound in (("min", low), ("max", high)) if bound is not None}
             return r.emit("clamp", input, **limits)
-    result = input
-    if low is not None:
-        result = r.emit("maximum", result, low)
-    if high is not None:
-        result = r.emit("minimum", result, high)
-    return result
+    if high is None:
+        return r.emit("maximum", input, low)
+    if low is None:
+        return r.emit("minimum", input, high)
+    between = r.emit("minimum", r.emit("maximum", input, low), high)
+    return r.emit("where", r.emit("lt", low, high), between, _bounded(r, _bounded(r, input, low, "lt"), high, "gt"))
+
+
+def _bounded(r: Recording, input, bound, outside: str):
+    """`bound` where input is outside of it or the bound is NaN. At equality the gradient goes to input alone, not to both: that
+    is PyTorch's rule for two bounds that meet."""
+    chosen = r.emit(outside, input, bound)
+    if isinstance(bound, Traced) and bound.is_float:
+        chosen = r.emit("logical_or", chosen, r.emit("isnan", bound))
+    return r.emit("where", chosen, bound, input)
 
 
 @call("torch.clamp_min", "Tensor.clamp_min")
@@ -211,7 +253,7 @@ _spread("var")
 _spread("std")
 
 
-@call("torch.norm", "Tensor.norm", "torch.functional.norm", "torch.linalg.norm")
+@call("torch.norm", "Tensor.norm", "torch.functional.norm", "torch.linalg.norm", "torch.ops.aten.linalg_vector_norm.default")
 def _norm(r: Recording, input, p="fro", dim=None, keepdim: bool = False, dtype=None, **kwargs):
     p = kwargs.pop("ord", p)
     ignore(kwargs)

@@ -181,22 +181,46 @@ def _bce_with_logits(r: Recording, input, target, weight=None, size_average=None
     return r.emit("binary_cross_entropy_with_logits", input, target, weight, pos_weight, reduction=reduction)
 
 
+@call("torch.nn.functional.binary_cross_entropy", "torch._C._nn.binary_cross_entropy")
+def _bce(r: Recording, input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    return r.emit("binary_cross_entropy", input, target, weight, reduction=_reduction({}, size_average, reduce, reduction))
+
+
+def _adaptive_max_pool(rank: int, *names: str):
+    @call(f"torch.nn.functional.adaptive_max_pool{rank}d", *names)
+    def pool(r: Recording, input: Traced, output_size, return_indices=False):
+        """Windows of one size, of which the first largest element gets the gradient."""
+        sizes = input.shape[-rank:]
+        wanted = [output_size] * rank if isinstance(output_size, int) else list(output_size)
+        wanted = [size if want is None else want for want, size in zip(wanted, sizes)]
+        if return_indices:
+            raise NotTakenApart("adaptive_max_pool with return_indices")
+        if input.rank not in (rank + 1, rank + 2) or not all(want and size % want == 0 for want, size in zip(wanted, sizes)):
+            raise Unmapped("adaptive_max_pool with windows of several sizes")
+        windows = [size // want for want, size in zip(wanted, sizes)]
+        if rank == 2:
+            return r.emit("max_pool2d", input, kernel=tuple(windows))
+        return r.squeeze(r.emit("max_pool2d", r.unsqueeze(input, -2), kernel=(1, *windows)), -2)
+
+
+_adaptive_max_pool(1)
+_adaptive_max_pool(2)
+
+
 @call("torch.nn.functional.glu", "torch._C._nn.glu")
 def _glu(r: Recording, input, dim=-1):
     half = input.shape[dim] // 2
     return r.emit("mul", r.slice(input, dim, 0, half), r.emit("sigmoid", r.slice(input, dim, half, None)))
 
 
-@call("torch.nn.functional.relu6")
-def _relu6(r: Recording, input, inplace=False):
-    result = r.emit("clamp", input, min=0, max=6)
-    return r.write(input, result) if inplace else result
-
-
 @call("torch.nn.functional.hardtanh", "torch._C._nn.hardtanh")
 def _hardtanh(r: Recording, input, min_val=-1.0, max_val=1.0, inplace=False):
-    result = r.emit("clamp", input, min=min_val, max=max_val)
+    result = r.emit("hardtanh" if input.is_float else "clamp", input, **_named(input, min_val, max_val))
     return r.write(input, result) if inplace else result
+
+
+def _named(input: Traced, low, high) -> dict:
+    return {"min_val": low, "max_val": high} if input.is_float else {"min": low, "max": high}
 
 
 def _activation(op: str, *names: str):
@@ -209,6 +233,7 @@ def _activation(op: str, *names: str):
 
 
 _activation("relu", "torch.relu", "Tensor.relu")
+_activation("relu6", "torch._C._nn.relu6")
 _activation("silu", "torch._C._nn.silu")
 
 

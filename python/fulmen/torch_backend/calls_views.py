@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .calls import call, ignore
+from .calls import call, find, ignore
 from .recording import Recording, dtype_name, full_shape, normal_dim
-from .values import Traced, Unmapped
+from .values import NotTakenApart, Traced, Unmapped
 
 
 def _sizes(args) -> tuple:
@@ -240,3 +240,16 @@ def _meshgrid(r: Recording, *tensors, indexing: str = "ij"):
     if indexing == "xy" and len(grids) > 1:
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
+
+
+def _changes_own_shape(name: str):
+    @call(f"Tensor.{name}_")
+    def seen_anew(r: Recording, x: Traced, *args, **kwargs):
+        if x.memory.input_index is not None:
+            raise NotTakenApart("it changes the shape of a tensor that isn't the graph's own")
+        view = find("call_method", name)(r, x, *args, **kwargs)
+        return x.become(view) if view is not x else x
+
+
+for _name in ("squeeze", "unsqueeze", "t", "transpose", "swapaxes", "swapdims"):
+    _changes_own_shape(_name)

@@ -162,6 +162,12 @@ class Traced:
         """This tensor seen through one more step; shares its memory."""
         return Traced(self.recorder, self.memory, (*self.steps, step), step.apply(self.recorder, self.value))
 
+    def become(self, view: "Traced") -> "Traced":
+        """This very tensor, seen as a view of itself from now on, as x.t_() does; other views stay as they are."""
+        self.steps, self.shape = view.steps, view.shape
+        self._value, self._version = view._value, view._version
+        return self
+
     def write(self, value: int) -> None:
         """Puts a value of this tensor's shape and dtype into its memory."""
         wholes = [self.memory.value]
