@@ -22,6 +22,7 @@ using State = GemmPlan::State;
 // Below this many multiply-adds (bytes of B, where it is read once) a second thread costs more than it brings.
 constexpr double work_per_thread = 5e5;
 constexpr double bytes_per_thread = 128 << 10;
+constexpr int64_t least_split_rows = 96;
 constexpr int64_t own_b_bytes = 64 << 10;  // panels of B that a task packs at a time
 
 struct Operands {
@@ -433,6 +434,71 @@ void run_together(const State& s, const Operands& all, void* workspace) {
   if (failed.load()) throw std::bad_alloc();
 }
 
+// Adds the parts of rows [begin, end), which follow one another part by part, in their order.
+void add_parts(const State& s, const float* parts, int64_t count, int64_t begin, int64_t end, float* c) {
+  const int64_t size = s.m * s.n;
+  for (int64_t row = begin; row < end; ++row) {
+    float* const to = c + row * s.c.row_stride;
+    const float* from = parts + row * s.n;
+    std::copy_n(from, s.n, to);
+    for (int64_t part = 1; part < count; ++part) {
+      from += size;
+      for (int64_t j = 0; j < s.n; ++j) to[j] += from[j];
+    }
+  }
+}
+
+// Tasks, one a part of the sum and block of rows: each packs what it needs of both operands.
+void run_split_sum(const State& s, const Operands& all, void* workspace) {
+  const int threads = threads_for(s.work, work_per_thread);
+  const BlockKernels& kernels = *s.kernels;
+  const int64_t parts = ceil_div(s.k, s.sum_part), wanted = threads > 1 ? ceil_div(2 * threads, parts) : 1;
+  const int64_t rows_of_task = round_up(ceil_div(s.m, std::clamp<int64_t>(wanted, 1, ceil_div(s.m, least_split_rows))), kernels.mr);
+  const int64_t down = ceil_div(s.m, rows_of_task);
+  float* const sums = static_cast<float*>(workspace);
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+  SpinBarrier barrier;
+  parallel_region(threads, [&](int thread, int total) {
+    const int64_t chunk_bytes = round_up(split_chunk, kernels.k_step) * kernels.element_bytes;
+    const int64_t a_bytes = round_up(rows_of_task * chunk_bytes + 64, 64), b_bytes = round_up(s.n, kernels.nr) * chunk_bytes;
+    char* memory = nullptr;
+    try {
+      memory = thread_scratch(static_cast<size_t>(a_bytes + b_bytes + round_up(rows_of_task, kernels.mr) * kernels.nr * static_cast<int64_t>(sizeof(float))));
+    } catch (const std::bad_alloc&) {
+      failed.store(true);
+    }
+    for (int64_t task; memory && (task = next.fetch_add(1, std::memory_order_relaxed)) < parts * down;) {
+      const int64_t part = task / down, row = task % down * rows_of_task, rows = std::min(rows_of_task, s.m - row);
+      const int64_t begin = part * s.sum_part, end = std::min(begin + s.sum_part, s.k);
+      TileOutput out{};
+      out.c = sums + (part * s.m + row) * s.n;
+      out.c_dtype = DType::f32;
+      out.c_row_stride = s.n, out.c_column_stride = 1;
+      out.alpha = 1.0f;
+      out.first_part = out.last_part = true;
+      for (int64_t k0 = begin; k0 < end; k0 += split_chunk) {
+        const int64_t k = std::min(split_chunk, end - k0);
+        MultiplyArgs args{};
+        args.k = round_up(k, kernels.k_step);
+        kernels.pack_b(columns_of_b(s, all, 0, k0), s.n, k, memory + a_bytes);
+        kernels.pack_a(rows_of_a(s, all, row, k0), rows, k, memory);
+        args.a = memory;
+        args.b = memory + a_bytes;
+        args.b_panel_bytes = kernels.nr * args.k * kernels.element_bytes;
+        args.rows = rows, args.columns = s.n;
+        args.scratch = reinterpret_cast<float*>(memory + a_bytes + b_bytes);
+        args.output = &out;
+        kernels.multiply(args);
+        out.accumulate = true;
+      }
+    }
+    barrier.wait(total);
+    if (!failed.load()) add_parts(s, sums, parts, s.m * thread / total, s.m * (thread + 1) / total, static_cast<float*>(all.c));
+  });
+  if (failed.load()) throw std::bad_alloc();
+}
+
 void run_state(const State& s, const Operands& given, void* workspace) {
   Operands all = given;
   if (s.swapped) std::swap(all.a, all.b);
@@ -440,6 +506,7 @@ void run_state(const State& s, const Operands& given, void* workspace) {
     case GemmMode::nothing: return;
     case GemmMode::few_rows: return run_few_rows(s, all);
     case GemmMode::own_b: return run_own_b(s, all);
+    case GemmMode::split_sum: return run_split_sum(s, all, workspace);
     case GemmMode::together: return all.packed_b ? run_own_b(s, all) : run_together(s, all, workspace);
   }
 }
@@ -455,6 +522,7 @@ GemmPlan& GemmPlan::operator=(GemmPlan&&) noexcept = default;
 
 size_t GemmPlan::workspace_bytes() const {
   const State& s = *state_;
+  if (s.mode == GemmMode::split_sum) return static_cast<size_t>(ceil_div(s.k, s.sum_part) * s.m * s.n) * sizeof(float);
   if (s.mode != GemmMode::together) return 0;
   const SharedMemory memory(s);
   return static_cast<size_t>(memory.b_bytes + memory.a_bytes + memory.sum_bytes);

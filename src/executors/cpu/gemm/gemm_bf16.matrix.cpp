@@ -171,7 +171,7 @@ void pack_b(const PackSource& source, int64_t width, int64_t k, void* packed) {
   const auto pack = [&](const auto& cells) { pack_panels<2 * lanes>(cells, width, (k + 1) / 2, static_cast<uint32_t*>(packed)); };
   FULMEN_WITH_CELLS(pack)
 }
-void multiply(const MultiplyArgs& args) { multiply_block<PairCell, rows_of_tile, false>(args, inner_k / 2, args.k / 2); }
+void multiply(const MultiplyArgs& args) { multiply_block<PairCell, rows_of_tile, 2, false>(args, inner_k / 2, args.k / 2); }
 
 constexpr BlockKernels kernels{rows_of_tile, 2 * lanes, 2, 2, inner_k, false, pack_a, pack_b, multiply};
 

@@ -90,6 +90,9 @@ FULMEN_GEMM_KERNELS(generic)
 FULMEN_GEMM_KERNELS(avx2)
 FULMEN_GEMM_KERNELS(avx512)
 #undef FULMEN_GEMM_KERNELS
+namespace avx512 {
+const BlockKernels& f32_wide_block_kernels();  // wide, low tiles, for a B of few columns
+}
 namespace avx512_bf16 {
 const BlockKernels& bf16_block_kernels();
 }

@@ -19,6 +19,12 @@ constexpr int64_t most_shared_a_bytes = 16 << 20;
 constexpr int64_t most_block_rows = 256;
 constexpr int64_t longest_sum = 2048;              // own_b: elements of a sum made in one go
 constexpr int64_t longest_chunk = 1024;            // elements of a sum whose operands are packed together
+constexpr int64_t most_split_c_bytes = 512 << 10;  // split_sum: of C, which each part has once
+constexpr int64_t most_wide_columns = 512;         // of B, where A is read as it lies
+constexpr int64_t most_wide_k = 1024;
+constexpr int64_t few_row_tiles = 256;             // rows up to which A is small, packed or not
+constexpr int64_t most_split_columns = 2048;
+constexpr int64_t most_sum_parts = 4;              // the same for any number of threads, for the same sums
 constexpr int64_t most_row_bytes = 16 << 10;       // between rows of A that are read where they are
 constexpr int64_t most_sum_bytes = 64 << 20;       // of the workspace, for sums between chunks
 
@@ -94,6 +100,30 @@ void choose_kernels(GemmPlan::State& s) {
 
 int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
+// Rows of A are read where they lie for a B of few columns, in wide tiles if they fit; what many columns read is packed.
+void choose_tile(GemmPlan::State& s) {
+  if (!s.reads_rows || s.m <= few_row_tiles) return;
+  if (s.n > most_wide_columns || s.k > most_wide_k) {
+    s.reads_rows = false;
+    return;
+  }
+#if defined(FULMEN_X86)
+  const BlockKernels& wide = avx512::f32_wide_block_kernels();
+  if (chosen_isa() >= Isa::avx512 && (round_up(s.n, wide.nr) - s.n) * 16 <= s.n) s.kernels = &wide;
+#endif
+}
+
+// A weight's gradient: both operands lie across the sum, so both are packed, and a core that packs together with others
+// waits for what they hold in their caches. Parts of the sum need nothing of one another.
+bool splits_sum(const GemmPlan::State& s) {
+  const bool lies_across = s.a.row_stride == 1 && s.b.column_stride == 1 && s.m > 1 && s.n > 1;
+  const bool is_plain = s.c.dtype == DType::f32 && s.c.column_stride == 1 && s.alpha == 1.0f && s.activation == Activation::none && !s.has_bias &&
+                        !s.has_residual && !s.accumulate;
+  return s.compute == DType::f32 && lies_across && is_plain && s.batch_count == 1 && s.k >= 2 * split_chunk && s.n <= most_split_columns &&
+         s.m * s.n * static_cast<int64_t>(sizeof(float)) <= most_split_c_bytes;
+}
+
+
 }  // namespace
 
 GemmPlan::State decide_gemm(const GemmProblem& p) {
@@ -124,15 +154,16 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
   for (int d = 0; d < s.batch_dims; ++d) s.batch_count *= s.batch_sizes[static_cast<size_t>(d)];
 
   choose_kernels(s);
+  // Rows a multiple of a page apart would meet in the same few lines of the first-level cache.
+  s.reads_rows = s.kernels->reads_rows && s.a.dtype == DType::f32 && s.compute == DType::f32 && s.a.column_stride == 1 && s.k > 1 &&
+                 s.a.row_stride >= 0 && s.a.row_stride * 4 <= most_row_bytes && s.a.row_stride % 1024 != 0;
+  choose_tile(s);
   const BlockKernels& kernels = *s.kernels;
   s.work = static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(std::max<int64_t>(s.k, 1)) *
            static_cast<double>(s.batch_count);
   s.k_padded = round_up(s.k, kernels.k_step);
   s.k_part = s.k <= longest_sum + longest_sum / 2 ? std::max<int64_t>(s.k, 1) : longest_sum;
   s.b_panel_bytes = kernels.nr * s.k_padded * kernels.element_bytes;
-  // Rows a multiple of a page apart would meet in the same few lines of the first-level cache.
-  s.reads_rows = kernels.reads_rows && s.a.dtype == DType::f32 && s.compute == DType::f32 && s.a.column_stride == 1 && s.k > 1 &&
-                 s.a.row_stride >= 0 && s.a.row_stride * 4 <= most_row_bytes && s.a.row_stride % 1024 != 0;
   const int64_t a_row_bytes = round_up(s.k_part, kernels.k_step) * kernels.element_bytes;
   const int64_t fitting = packed_a_bytes / a_row_bytes / kernels.mr * kernels.mr;
   s.block_rows = std::clamp<int64_t>(fitting, kernels.mr, most_block_rows / kernels.mr * kernels.mr);
@@ -142,6 +173,11 @@ GemmPlan::State decide_gemm(const GemmProblem& p) {
     s.mode = GemmMode::few_rows;
   } else if (s.k == 0 || s.m <= s.block_rows || (s.batch_count > 1 && s.work / static_cast<double>(s.batch_count) < 3e7)) {
     s.mode = GemmMode::own_b;
+  } else if (splits_sum(s)) {
+    s.mode = GemmMode::split_sum;
+    const int64_t chunks = (s.k + split_chunk - 1) / split_chunk, parts = std::min(chunks, most_sum_parts);
+    s.sum_part = (chunks + parts - 1) / parts * split_chunk;
+    s.block_rows = s.m;
   } else {
     s.mode = GemmMode::together;
     const int64_t chunks = s.k <= longest_chunk + longest_chunk / 2 ? 1 : (s.k + longest_chunk - 1) / longest_chunk;

@@ -14,11 +14,14 @@ struct MatrixLayout {
   BatchStrides batch_strides{};
 };
 
+inline constexpr int64_t split_chunk = 256;  // split_sum: elements of the sum packed at a time
+
 enum class GemmMode {
   nothing,   // C has no elements
   few_rows,  // B unpacked
   own_b,     // each task packs the panels of B that it needs, and its rows of A
-  together   // threads pack operands together, then share them; a large B is still packed by the task that needs it
+  together,  // threads pack operands together, then share them; a large B is still packed by the task that needs it
+  split_sum  // a small C of long sums: tasks make parts of the sums from what they pack themselves, which are then added
 };
 
 struct GemmPlan::State {
@@ -46,6 +49,7 @@ struct GemmPlan::State {
   int64_t own_columns = 0;     // together: columns of B that a task packs for itself; 0: B is shared
   int64_t chunk_columns = 0;   // together: columns of B packed at a time, a multiple of nr
   int64_t block_columns = 0;   // together: columns of a block, so that its part of B stays in the second-level cache
+  int64_t sum_part = 0;        // split_sum: elements of a part of the sum
   bool reads_rows = false;     // A isn't packed: the kernels read its rows where they are
   bool shares_a = false;       // together: all of A is packed by the threads together, behind B in the workspace
   bool sums_in_c = false;      // together: C holds the sums between chunks of k; otherwise the workspace does

@@ -1,4 +1,4 @@
-// The register-blocked inner product for vector units: Rows x 2 vectors of sums held in registers, one step along k for
+// The register-blocked inner product for vector units: Rows x Vectors vectors of sums held in registers, one step along k for
 // each cell of a panel of B and of A's rows, which are packed or, where A lies well, read where they are. `Cell` says
 // what a cell is (a float, or a pair of bf16). Whole tiles of floats go from registers to C. Included by the kernels of
 // each instruction set.
@@ -47,56 +47,62 @@ struct RowCells {
   }
 };
 
-template <class Cell, int Rows, int Step, class Cells>
-FULMEN_INLINE void add_products(vfloat (&s)[Rows][2], const Cells& a, const uint32_t* b) {
-  vuint b0, b1;
-  std::memcpy(&b0, b + Step * 2 * lanes, sizeof(b0));
-  std::memcpy(&b1, b + Step * 2 * lanes + lanes, sizeof(b1));
+template <class Cell, int Rows, int Vectors, int Step, class Cells>
+FULMEN_INLINE void add_products(vfloat (&s)[Rows][Vectors], const Cells& a, const uint32_t* b) {
+  vuint columns[Vectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < Vectors; ++v) std::memcpy(&columns[v], b + (Step * Vectors + v) * lanes, sizeof(columns[v]));
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
     const uint32_t cell = a.template cell<Step>(r);
-    s[r][0] = Cell::multiply_add(s[r][0], cell, b0);
-    s[r][1] = Cell::multiply_add(s[r][1], cell, b1);
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) s[r][v] = Cell::multiply_add(s[r][v], cell, columns[v]);
   }
 }
 
-template <class Cell, int Stride, int Rows, bool InRows>
+template <class Cell, int Stride, int Rows, int Vectors, bool InRows>
 void multiply_tile(const uint32_t* a, int64_t a_row_stride, const uint32_t* b, int64_t cells, const TileSums& sums) {
-  constexpr int nr = 2 * lanes;
-  vfloat s[Rows][2];
+  constexpr int nr = Vectors * lanes;
+  vfloat s[Rows][Vectors];
 #pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) s[r][0] = s[r][1] = vfloat{};
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) s[r][v] = vfloat{};
   RowCells<Stride, Rows, InRows> rows(a, a_row_stride);
   int64_t c = 0;
   for (; c + 2 <= cells; c += 2, b += 2 * nr) {
-    add_products<Cell, Rows, 0>(s, rows, b);
-    add_products<Cell, Rows, 1>(s, rows, b);
+    add_products<Cell, Rows, Vectors, 0>(s, rows, b);
+    add_products<Cell, Rows, Vectors, 1>(s, rows, b);
     rows.advance(2);
   }
-  if (c < cells) add_products<Cell, Rows, 0>(s, rows, b);
+  if (c < cells) add_products<Cell, Rows, Vectors, 0>(s, rows, b);
   if (sums.bias) {
-    const vfloat bias0 = load(sums.bias), bias1 = load(sums.bias + lanes);
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) {
+      const vfloat bias = load(sums.bias + v * lanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) s[r][0] += bias0, s[r][1] += bias1;
+      for (int r = 0; r < Rows; ++r) s[r][v] += bias;
+    }
   }
   if (sums.added) {
     const float* added = sums.added;
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r, added += sums.added_row_stride) s[r][0] += load(added), s[r][1] += load(added + lanes);
+    for (int r = 0; r < Rows; ++r, added += sums.added_row_stride)
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) s[r][v] += load(added + v * lanes);
   }
   float* to = sums.to;
 #pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r, to += sums.row_stride) {
-    store(to, s[r][0]);
-    store(to + lanes, s[r][1]);
-  }
+  for (int r = 0; r < Rows; ++r, to += sums.row_stride)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store(to + v * lanes, s[r][v]);
 }
 
 using TileFn = void (*)(const uint32_t* a, int64_t a_row_stride, const uint32_t* b, int64_t cells, const TileSums& sums);
 
-template <class Cell, int Stride, bool InRows, size_t... R>
+template <class Cell, int Stride, int Vectors, bool InRows, size_t... R>
 constexpr std::array<TileFn, Stride> tile_functions(std::index_sequence<R...>) {
-  return {multiply_tile<Cell, Stride, static_cast<int>(R) + 1, InRows>...};
+  return {multiply_tile<Cell, Stride, static_cast<int>(R) + 1, Vectors, InRows>...};
 }
 
 // Can whole tiles be written from registers to where they belong, with no more than a bias and one addend?
@@ -108,12 +114,12 @@ inline bool is_direct(const TileOutput& out) {
          plain_residual;
 }
 
-// BlockKernels::multiply for panels of MaxRows rows and two vectors of columns..
-template <class Cell, int MaxRows, bool TakesRows>
+// BlockKernels::multiply for panels of MaxRows rows and of Vectors vectors of columns.
+template <class Cell, int MaxRows, int Vectors, bool TakesRows>
 void multiply_block(const MultiplyArgs& args, int64_t inner_cells, int64_t cells) {
-  static constexpr auto packed_tiles = tile_functions<Cell, MaxRows, false>(std::make_index_sequence<MaxRows>{});
-  static constexpr auto row_tiles = tile_functions<Cell, MaxRows, TakesRows>(std::make_index_sequence<MaxRows>{});
-  constexpr int nr = 2 * lanes;
+  static constexpr auto packed_tiles = tile_functions<Cell, MaxRows, Vectors, false>(std::make_index_sequence<MaxRows>{});
+  static constexpr auto row_tiles = tile_functions<Cell, MaxRows, Vectors, TakesRows>(std::make_index_sequence<MaxRows>{});
+  constexpr int nr = Vectors * lanes;
   const TileOutput& out = *args.output;
   const bool in_rows = TakesRows && args.a_row_stride != 0;
   const auto& tiles = in_rows ? row_tiles : packed_tiles;
