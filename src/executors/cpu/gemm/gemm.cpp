@@ -13,6 +13,7 @@
 #include "core/parallel.h"
 #include "executors/cpu/gemm/gemm_plan.h"
 #include "executors/cpu/gemm/thread_scratch.h"
+#include "executors/cpu/shares.h"
 
 namespace fulmen::cpu {
 namespace {
@@ -326,11 +327,11 @@ TileOutput output_of_round(const State& s, const Operands& matrix, const Round& 
 
 // The tasks of a round whose B is shared: blocks of C, those of the same columns one after the other.
 void compute_shared(const State& s, const Operands& matrix, const Round& round, const Blocks& cut, const char* shared_a, const char* shared_b, float* sums,
-                    std::atomic<int64_t>& next, BlockScratch& scratch) {
+                    Shares& shares, int thread, int total, BlockScratch& scratch) {
   const int64_t mr = s.kernels->mr, nr = s.kernels->nr;
   const int64_t across = ceil_div(round.columns, cut.columns);
-  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < cut.down * across;) {
-    const int64_t row = task % cut.down * cut.rows, column = task / cut.down * cut.columns;
+  shares.take_all(cut.down, across, thread, total, [&](int64_t first, int64_t count, int64_t item) {
+    const int64_t row = (first + item % count) * cut.rows, column = item / count * cut.columns;
     const int64_t rows = std::min(cut.rows, s.m - row);
     const TileOutput out = output_of_round(s, matrix, round, row, round.column0 + column, sums);
     MultiplyArgs args{};
@@ -343,7 +344,7 @@ void compute_shared(const State& s, const Operands& matrix, const Round& round, 
     args.scratch = scratch.sums;
     args.output = &out;
     s.kernels->multiply(args);
-  }
+  });
 }
 
 // The tasks of a round in which each task packs some columns of B for all rows.
@@ -384,6 +385,7 @@ void run_together(const State& s, const Operands& all, void* workspace) {
   char* const shared_a = shared_b + memory.b_bytes;
   float* const sums = reinterpret_cast<float*>(shared_a + memory.a_bytes);
   std::atomic<int64_t> next{0};
+  Shares shares_of_rows(threads);
   std::atomic<bool> failed{false};
   SpinBarrier barrier;
   parallel_region(threads, [&](int thread, int total) {
@@ -424,10 +426,10 @@ void run_together(const State& s, const Operands& all, void* workspace) {
       if (s.own_columns)
         compute_own_columns(s, matrix, round, cut, shared_a, sums, next, *scratch);
       else
-        compute_shared(s, matrix, round, cut, shared_a, shared_b, sums, next, *scratch);
+        compute_shared(s, matrix, round, cut, shared_a, shared_b, sums, shares_of_rows, thread, total, *scratch);
       if (index + 1 == rounds) return;
       barrier.wait(total);
-      if (thread == 0) next.store(0, std::memory_order_relaxed);
+      if (thread == 0) next.store(0, std::memory_order_relaxed), shares_of_rows.reset(total);
       if (!shares) barrier.wait(total);  // otherwise one stands before the next tasks
     }
   });

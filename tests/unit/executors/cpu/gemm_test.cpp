@@ -316,6 +316,8 @@ TEST_F(Gemm, LongSumsAndManyBlocks) {
       check({.m = 35, .n = 37, .k = 5001, .compute = compute});
       check({.m = 300, .n = 290, .k = 130, .compute = compute});
       check({.m = 270, .n = 36, .k = 3100, .a = Order::columns, .compute = compute});
+      check({.m = 140, .n = 70, .k = 1100, .a = Order::columns, .c = Order::gaps, .compute = compute});
+      check({.m = 270, .n = 125, .k = 150, .b = Order::columns, .compute = compute});
       check({.m = 3, .n = 2100, .k = 33, .compute = compute});
       check({.m = 2, .n = 1030, .k = 33, .b = Order::columns, .compute = compute});
       if (HasFatalFailure()) return;
@@ -361,10 +363,11 @@ TEST_F(Gemm, PackedOnce) {
 TEST_F(Gemm, ThreadCountDoesNotChangeBits) {
   on_every_isa([&] {
     for (DType compute : {DType::f32, DType::bf16})
-      for (auto [m, n, k] : {std::array<int64_t, 3>{301, 150, 200}, {2, 900, 300}, {60, 700, 4100}, {150, 400, 700}}) {
+      for (auto [m, n, k, across] : {std::array<int64_t, 4>{301, 150, 200}, {2, 900, 300}, {60, 700, 4100}, {150, 400, 700}, {301, 128, 200}, {301, 100, 1100, 1}}) {
         GemmProblem p;
         p.m = m, p.n = n, p.k = k;
-        p.a.row_stride = k, p.b.row_stride = n, p.c.row_stride = n;
+        p.a.row_stride = across ? 1 : k, p.a.column_stride = across ? m : 1;
+        p.b.row_stride = n, p.c.row_stride = n;
         p.compute = compute;
         std::vector<float> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n)), c1(static_cast<size_t>(m * n)), c3 = c1;
         std::normal_distribution<float> normal;
@@ -376,9 +379,11 @@ TEST_F(Gemm, ThreadCountDoesNotChangeBits) {
         workspace += (64 - reinterpret_cast<uintptr_t>(workspace) % 64) % 64;
         set_thread_count(1);
         plan.run(a.data(), b.data(), c1.data(), nullptr, nullptr, workspace);
-        set_thread_count(3);
-        plan.run(a.data(), b.data(), c3.data(), nullptr, nullptr, workspace);
-        ASSERT_EQ(std::memcmp(c1.data(), c3.data(), c1.size() * 4), 0) << m << " " << n << " " << k;
+        for (int threads : {3, 9}) {
+          set_thread_count(threads);
+          plan.run(a.data(), b.data(), c3.data(), nullptr, nullptr, workspace);
+          ASSERT_EQ(std::memcmp(c1.data(), c3.data(), c1.size() * 4), 0) << m << " " << n << " " << k << ", " << threads << " threads";
+        }
       }
   });
 }
