@@ -164,5 +164,5 @@ def test_what_cannot_be_asked():
         check_executor("cpu", ops=["no_op"])
     with pytest.raises(fulmen.TypeError, match="'i32' is no float dtype"):
         check_executor("cpu", ops=["relu"], dtypes=["i32"])
-    with pytest.raises(fulmen.TypeError, match="lists of names"):
+    with pytest.raises(fulmen.TypeError, match="ops is 'relu'; a list of names is needed"):
         check_executor("cpu", ops="relu")
